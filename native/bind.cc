@@ -1,0 +1,320 @@
+// The only file that knows Python: checks arguments, drops the GIL while it waits, hands arrays over.
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <numpy/arrayobject.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/board.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace envfleet {
+namespace {
+
+Deadline deadline_in(double timeout_s) {
+  return Clock::now() + std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_s * 1e9));
+}
+
+/// One array of a batch as NumPy sees it.
+struct ArrayField {
+  std::size_t offset;
+  nb::object dtype;
+  std::vector<npy_intp> shape;  // with the rows in front
+};
+
+/// A BatchStore and how its fields look as arrays.
+class PyBatchStore {
+ public:
+  PyBatchStore(int fd, std::uint32_t num_rows, std::size_t buffer_bytes, nb::sequence fields) {
+    BatchLayout layout{num_rows, buffer_bytes, {}};
+    for (nb::handle item : fields) {
+      const auto field = nb::cast<nb::tuple>(item);
+      ArrayField array{nb::cast<std::size_t>(field[0]), nb::borrow(field[1]), {num_rows}};
+      if (!PyArray_DescrCheck(array.dtype.ptr())) throw nb::type_error("a field's dtype must be a numpy.dtype");
+      std::size_t row_bytes = PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(array.dtype.ptr()));
+      for (nb::handle dim : nb::cast<nb::tuple>(field[2])) {
+        array.shape.push_back(nb::cast<npy_intp>(dim));
+        row_bytes *= static_cast<std::size_t>(array.shape.back());
+      }
+      if (array.offset + num_rows * row_bytes > buffer_bytes) throw nb::value_error("a field ends outside its buffer");
+      layout.fields.push_back({array.offset, row_bytes});
+      fields_.push_back(std::move(array));
+    }
+    if (fields_.size() < kNumFixedFields) throw nb::value_error("a batch has at least the fixed fields");
+    store = std::make_shared<BatchStore>(fd, std::move(layout));
+  }
+
+  /// Arrays over the buffer's memory; each keeps `owner` alive.
+  nb::tuple arrays(std::uint32_t buffer, nb::handle owner) const {
+    std::byte* memory = store->memory(buffer);
+    nb::object arrays = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(fields_.size())));
+    for (std::size_t i = 0; i < fields_.size(); ++i) {
+      const ArrayField& field = fields_[i];
+      PyObject* dtype = field.dtype.ptr();
+      Py_INCREF(dtype);  // PyArray_NewFromDescr takes this reference over
+      PyObject* array = PyArray_NewFromDescr(&PyArray_Type, reinterpret_cast<PyArray_Descr*>(dtype),
+                                             static_cast<int>(field.shape.size()), field.shape.data(), nullptr,
+                                             memory + field.offset, NPY_ARRAY_CARRAY, nullptr);
+      if (array == nullptr) throw nb::python_error();
+      if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), owner.inc_ref().ptr()) < 0) {
+        Py_DECREF(array);
+        throw nb::python_error();
+      }
+      PyTuple_SET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i), array);
+    }
+    return nb::borrow<nb::tuple>(arrays);
+  }
+
+  std::shared_ptr<BatchStore> store;
+
+ private:
+  std::vector<ArrayField> fields_;
+};
+
+/// The base of all arrays of one batch: when the last of them dies, the buffer goes back to its store.
+class Lease {
+ public:
+  Lease(std::shared_ptr<BatchStore> store, std::uint32_t buffer) : store_(std::move(store)), buffer_(buffer) {}
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease() { store_->give_back(buffer_); }
+
+ private:
+  std::shared_ptr<BatchStore> store_;
+  std::uint32_t buffer_;
+};
+
+/// A Board together with the Python objects whose memory it uses.
+class PyBoard {
+ public:
+  PyBoard(nb::object memory, std::uint32_t num_envs, std::uint32_t num_children, std::uint32_t batch_size,
+          std::vector<std::shared_ptr<PyBatchStore>> stores)
+      : stores_(std::move(stores)) {
+    const BoardShape shape{num_envs, num_children, batch_size};
+    if (num_children < 1 || num_children > num_envs || num_children >= BatchLine::kMaxWriters) {
+      throw nb::value_error("a board has between 1 and num_envs children, and fewer than 4096");
+    }
+    if (PyObject_GetBuffer(memory.ptr(), &buffer_, PyBUF_WRITABLE) != 0) throw nb::python_error();
+    if (static_cast<std::size_t>(buffer_.len) < Board::bytes(shape)) {
+      PyBuffer_Release(&buffer_);
+      throw nb::value_error("the memory is smaller than Board.required_bytes()");
+    }
+    std::vector<std::shared_ptr<BatchStore>> bare;
+    for (const auto& store : stores_) bare.push_back(store->store);
+    board_ = std::make_unique<Board>(static_cast<std::byte*>(buffer_.buf), shape, std::move(bare));
+  }
+  PyBoard(const PyBoard&) = delete;
+  PyBoard& operator=(const PyBoard&) = delete;
+  ~PyBoard() { PyBuffer_Release(&buffer_); }
+
+  Board& board() { return *board_; }
+
+  void send(nb::handle env_ids, nb::handle ops, std::uint8_t line) {
+    auto* ids = int32_vector(env_ids, "env_ids");
+    const auto num_tasks = static_cast<std::size_t>(PyArray_DIM(ids, 0));
+    const auto* id = static_cast<const std::int32_t*>(PyArray_DATA(ids));
+    if (PyLong_Check(ops.ptr())) {
+      ops_.assign(num_tasks, static_cast<Op>(nb::cast<int>(ops)));
+    } else {
+      ops_.clear();
+      for (nb::handle op : ops) ops_.push_back(static_cast<Op>(nb::cast<int>(op)));
+    }
+    board_->send(id, ops_.data(), num_tasks, line);
+  }
+
+  int wait_full(std::uint8_t line, double timeout_s) {
+    if (const auto outcome = board_->poll_full(line)) return static_cast<int>(*outcome);
+    nb::gil_scoped_release unlocked;
+    return static_cast<int>(board_->wait_full(line, deadline_in(timeout_s)));
+  }
+
+  int wait_replies(std::uint32_t child, std::uint32_t num_replies, double timeout_s) {
+    nb::gil_scoped_release unlocked;
+    return static_cast<int>(board_->wait_replies(child, num_replies, deadline_in(timeout_s)));
+  }
+
+  nb::tuple take(std::uint8_t line) {
+    const BatchLine::Full full = board_->take(line);
+    nb::object lease = nb::cast(new Lease(board_->store(line), full.buffer), nb::rv_policy::take_ownership);
+    return nb::make_tuple(full.flags, stores_[line]->arrays(full.buffer, lease));
+  }
+
+  /// The next task as (op, env_id, line), or None after `timeout_s`.
+  nb::object next_task(double timeout_s) {
+    std::optional<Task> task = board_->try_next_task();
+    if (!task) {
+      {
+        nb::gil_scoped_release unlocked;
+        board_->wait_for_task(deadline_in(timeout_s));
+      }
+      task = board_->try_next_task();
+    }
+    if (!task) return nb::none();
+    return nb::make_tuple(static_cast<int>(task->op), task->env_id, task->line);
+  }
+
+  /// Take a row for the env's result: (buffer, row).
+  nb::tuple claim(std::int32_t env_id, std::uint8_t line) {
+    place_ = board_->claim(env_id, line);
+    line_ = line;
+    return nb::make_tuple(place_.buffer, place_.row);
+  }
+
+  /// Publish the row claimed last.
+  void complete(std::int32_t env_id, double reward, bool terminated, bool truncated, std::uint8_t flags) {
+    board_->complete(line_, place_, {env_id, reward, terminated, truncated, flags});
+  }
+
+ private:
+  PyArrayObject* int32_vector(nb::handle array, const char* name) const {
+    auto* vector = reinterpret_cast<PyArrayObject*>(array.ptr());
+    if (!PyArray_Check(array.ptr()) || PyArray_TYPE(vector) != NPY_INT32 || PyArray_NDIM(vector) != 1 ||
+        !PyArray_ISCARRAY_RO(vector)) {
+      throw nb::type_error((std::string(name) + " must be a contiguous vector of int32").c_str());
+    }
+    const auto* id = static_cast<const std::int32_t*>(PyArray_DATA(vector));
+    for (npy_intp i = 0; i < PyArray_DIM(vector, 0); ++i) {
+      if (id[i] < 0 || static_cast<std::uint32_t>(id[i]) >= board_->shape().num_envs) {
+        throw nb::value_error((std::string(name) + " has " + std::to_string(id[i]) + ", which is no env").c_str());
+      }
+    }
+    return vector;
+  }
+
+  std::vector<std::shared_ptr<PyBatchStore>> stores_;
+  Py_buffer buffer_{};
+  std::unique_ptr<Board> board_;
+  std::vector<Op> ops_;
+  Place place_{};  // a child's row between claim() and complete()
+  std::uint8_t line_ = 0;
+};
+
+template <class Float>
+bool any_nan(const void* memory, npy_intp size) {
+  const auto* values = static_cast<const Float*>(memory);
+  bool found = false;
+  for (npy_intp i = 0; i < size; ++i) found |= values[i] != values[i];
+  return found;
+}
+
+/// True if a contiguous float32 or float64 array has a NaN.
+bool has_nan(nb::handle object) {
+  auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
+  if (!PyArray_Check(object.ptr()) || !PyArray_ISCARRAY_RO(array)) throw nb::type_error("expected a contiguous array");
+  if (PyArray_TYPE(array) == NPY_FLOAT32) return any_nan<float>(PyArray_DATA(array), PyArray_SIZE(array));
+  if (PyArray_TYPE(array) == NPY_FLOAT64) return any_nan<double>(PyArray_DATA(array), PyArray_SIZE(array));
+  throw nb::type_error("expected float32 or float64");
+}
+
+/// Have the kernel kill this process when its parent dies, also if the parent is gone already.
+void die_with_parent(int parent_pid) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent_pid) kill(getpid(), SIGKILL);
+}
+
+void bind(nb::module_& m) {
+  nb::class_<Lease>(m, "Lease");
+
+  nb::class_<PyBatchStore>(m, "BatchStore")
+      .def(nb::init<int, std::uint32_t, std::size_t, nb::sequence>(), "fd"_a, "num_rows"_a, "buffer_bytes"_a, "fields"_a)
+      .def("arrays", [](nb::handle self, std::uint32_t buffer) { return nb::cast<PyBatchStore&>(self).arrays(buffer, self); })
+      .def_prop_ro("num_buffers", [](PyBatchStore& self) { return self.store->num_buffers(); })
+      .def_prop_ro("num_leased", [](PyBatchStore& self) { return self.store->num_leased(); });
+
+  nb::class_<PyBoard>(m, "Board")
+      .def(nb::init<nb::object, std::uint32_t, std::uint32_t, std::uint32_t, std::vector<std::shared_ptr<PyBatchStore>>>(),
+           "memory"_a, "num_envs"_a, "num_children"_a, "batch_size"_a, "stores"_a)
+      .def_static("required_bytes",
+                  [](std::uint32_t num_envs, std::uint32_t num_children, std::uint32_t batch_size) {
+                    return Board::bytes({num_envs, num_children, batch_size});
+                  })
+      // the parent
+      .def("clear", [](PyBoard& self) { self.board().clear(); })
+      .def("clear_child", [](PyBoard& self, std::uint32_t child) { self.board().clear_child(child); })
+      .def("set_seed", [](PyBoard& self, std::uint32_t env_id, std::optional<std::uint64_t> seed) { self.board().set_seed(env_id, seed); },
+           "env_id"_a, "seed"_a.none())
+      .def("send", &PyBoard::send, "env_ids"_a, "ops"_a, "line"_a)
+      .def("wait_full", &PyBoard::wait_full, "line"_a, "timeout_s"_a)
+      .def("take", &PyBoard::take, "line"_a)
+      .def("num_in_flight", [](PyBoard& self, std::uint8_t line) { return self.board().line(line).num_in_flight(); })
+      .def("busy_env_ids", [](PyBoard& self) { return self.board().busy_env_ids(); })
+      .def("next_failed_env", [](PyBoard& self) { return self.board().next_failed_env(); })
+      .def("failed_env_ids",
+           [](PyBoard& self) {
+             std::vector<std::int32_t> env_ids;  // one at most: the caller raises it, and asks again for the next
+             if (const auto env_id = self.board().next_failed_env()) env_ids.push_back(*env_id);
+             return env_ids;
+           })
+      .def("abandon", [](PyBoard& self) { self.board().abandon(); })
+      .def("post_request", [](PyBoard& self, std::uint32_t child) { self.board().post_request(child); })
+      .def("post_stop", [](PyBoard& self, std::uint32_t child) { self.board().post_stop(child); })
+      .def("wait_replies", &PyBoard::wait_replies, "child"_a, "num_replies"_a, "timeout_s"_a)
+      .def("take_exits", [](PyBoard& self) { return self.board().take_exits(); })
+      .def("recover", [](PyBoard& self, std::uint32_t child) { return self.board().recover(child); })
+      .def("doing",
+           [](PyBoard& self, std::uint32_t child) {
+             const Doing doing = self.board().doing(child);
+             return nb::make_tuple(doing.env_id, static_cast<int>(doing.op), doing.for_s);
+           })
+      .def("pid",
+           [](PyBoard& self, std::uint32_t child) -> std::optional<std::int32_t> {
+             const std::int32_t pid = self.board().pid(child);
+             if (pid == 0) return std::nullopt;  // not started yet
+             return pid;
+           })
+      .def("first_env", [](PyBoard& self, std::uint32_t child) { return self.board().first_env(child); })
+      .def("child_of", [](PyBoard& self, std::uint32_t env_id) { return self.board().child_of(env_id); })
+      // whoever reaps the children
+      .def("report_exit", [](PyBoard& self, std::uint32_t child, int status) { self.board().report_exit(child, status); })
+      // a child
+      .def("start_child", [](PyBoard& self, std::uint32_t child) { self.board().start_child(child, getpid()); })
+      .def("next_task", &PyBoard::next_task, "timeout_s"_a)
+      .def("seed", [](PyBoard& self, std::uint32_t env_id) { return self.board().seed(env_id); })
+      .def("claim", &PyBoard::claim, "env_id"_a, "line"_a)
+      .def("complete", &PyBoard::complete, "env_id"_a, "reward"_a, "terminated"_a, "truncated"_a, "flags"_a)
+      .def("reply", [](PyBoard& self) { self.board().reply(); })
+      .def("num_failures", [](PyBoard& self, std::uint32_t env_id) { return self.board().num_failures(env_id).load(); })
+      .def("add_failure", [](PyBoard& self, std::uint32_t env_id) { return self.board().num_failures(env_id).fetch_add(1) + 1; })
+      .def("forgive_failures", [](PyBoard& self, std::uint32_t env_id) { self.board().num_failures(env_id).store(0); });
+
+  m.def("has_nan", &has_nan);
+  m.def("die_with_parent", &die_with_parent, "parent_pid"_a);
+
+  m.attr("STEP") = static_cast<int>(Op::kStep);
+  m.attr("RESET") = static_cast<int>(Op::kReset);
+  m.attr("REPEAT") = static_cast<int>(Op::kRepeat);
+  m.attr("REQUEST") = static_cast<int>(Op::kRequest);
+  m.attr("STOP") = static_cast<int>(Op::kStop);
+  m.attr("READY") = static_cast<int>(Waiting::kReady);
+  m.attr("NEWS") = static_cast<int>(Waiting::kNews);
+  m.attr("TIMED_OUT") = static_cast<int>(Waiting::kTimedOut);
+  m.attr("HAS_FINAL") = static_cast<int>(kHasFinal);
+  m.attr("HAS_OBJECTS") = static_cast<int>(kHasObjects);
+  m.attr("FAILED") = static_cast<int>(kFailed);
+}
+
+bool import_numpy() {
+  import_array1(false);
+  return true;
+}
+
+}  // namespace
+}  // namespace envfleet
+
+NB_MODULE(_native, m) {
+  if (!envfleet::import_numpy()) throw nb::python_error();
+  envfleet::bind(m);
+}

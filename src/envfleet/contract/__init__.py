@@ -1,0 +1,1 @@
+"""What every layer agrees on: environments, arrays, episodes, errors."""

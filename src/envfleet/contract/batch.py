@@ -1,0 +1,26 @@
+"""StepBatch: one batch of results as named arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class StepBatch(NamedTuple):
+    """One batch of results. Leased from the pool: its memory is reused only when the last array dies.
+
+    B is the batch size, not the number of envs. A tree is one array, or a dict or tuple of trees, in
+    the form of the observation space; values of spaces that are no arrays come as a tuple of B objects.
+    """
+
+    env_ids: NDArray[np.int32]  # [B]
+    obs: Any  # tree of [B, *leaf.shape]
+    rewards: NDArray[np.float64]  # [B]
+    terminated: NDArray[np.bool_]  # [B]
+    truncated: NDArray[np.bool_]  # [B]
+    infos: dict[int, dict[str, Any]]  # by row; rows with nothing to say are absent
+    final_rows: NDArray[np.intp] | None = None  # same-step autoreset: rows whose episode ended here
+    final_obs: Any = None  # tree of [B, *leaf.shape]; only `final_rows` are meaningful
+    final_infos: dict[int, dict[str, Any]] | None = None  # by row

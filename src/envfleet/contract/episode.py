@@ -1,0 +1,86 @@
+"""Episode: one environment and the rule for what follows its last step. The only copy of that rule."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from envfleet.contract.errors import StepOnEndedEpisode
+
+
+class Env(Protocol):
+    """The part of a Gymnasium environment that an episode needs."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step."""
+
+    def close(self) -> None:
+        """Release what the env holds."""
+
+
+class Autoreset(enum.Enum):
+    """What follows the last step of an episode. The values are Gymnasium's."""
+
+    NEXT_STEP = "NextStep"  # the next step() resets: its action is ignored, its reward is 0
+    SAME_STEP = "SameStep"  # the same step() resets: its observation is the new episode's first
+    DISABLED = "Disabled"  # the caller resets
+
+
+class Transition(NamedTuple):
+    """What one env gives back for one task."""
+
+    obs: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+    has_final: bool = False  # the episode ended here and `obs` belongs to the next one
+    final_obs: Any = None
+    final_info: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Episode:
+    """One environment and the rule for what follows its last step."""
+
+    env: Env
+    autoreset: Autoreset
+    last_obs: Any  # before the first reset: an observation of zeros
+    ended: bool = True
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Transition:
+        """Start an episode, whatever state the last one is in."""
+        self.last_obs, info = self.env.reset(seed=seed, options=options)
+        self.ended = False
+        return Transition(self.last_obs, 0.0, False, False, info)
+
+    def step(self, action: Any) -> Transition:
+        """Take one step, or do what the autoreset mode says after the last one."""
+        if self.ended:
+            if self.autoreset is Autoreset.NEXT_STEP:
+                return self.reset()
+            raise StepOnEndedEpisode("the episode of this env has ended: reset it before the next step()")
+        self.last_obs, reward, terminated, truncated, info = self.env.step(action)
+        transition = Transition(self.last_obs, float(reward), bool(terminated), bool(truncated), info)
+        return self._end(transition) if terminated or truncated else transition
+
+    def cut_short(self, info: dict[str, Any]) -> Transition:
+        """End the episode, truncated, at the last observation: its env failed or is lost."""
+        return self._end(Transition(self.last_obs, 0.0, False, True, info))
+
+    def repeat(self) -> Transition:
+        """The last observation again, for a batch in which only other envs are reset."""
+        return Transition(self.last_obs, 0.0, False, False, {})
+
+    def _end(self, last: Transition) -> Transition:
+        self.ended = True
+        if self.autoreset is not Autoreset.SAME_STEP:
+            return last
+        final_obs = copy.deepcopy(last.obs)  # many envs write their next observation into the same array
+        first = self.reset()
+        return last._replace(obs=first.obs, info=first.info, has_final=True, final_obs=final_obs, final_info=last.info)

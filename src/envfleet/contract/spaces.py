@@ -1,0 +1,130 @@
+"""SpaceTree: the flat list of arrays ("leaves") that values of a Gymnasium space consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envfleet._native import has_nan
+from envfleet.contract.errors import InvalidAction
+
+ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of a space's values, or, for spaces that are no arrays (Text, Graph, ...), one object."""
+
+    path: tuple[str | int, ...]  # keys that lead to it; () if the space itself is the leaf
+    space: spaces.Space[Any]
+    shape: tuple[int, ...]  # () for objects
+    dtype: np.dtype[Any] | None  # None: an object
+
+    def name_in(self, root: str) -> str:
+        """How the leaf is written in messages: `obs['camera'][0]`."""
+        return root + "".join(f"[{key!r}]" for key in self.path)
+
+
+class SpaceTree:
+    """A space as leaves. Dict and Tuple spaces are trees; everything else is a leaf.
+
+    The same tree serves one env's value and a batch of them: a batch of a Dict is a Dict of batches.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        """Find the leaves of `space`, in the order of its keys."""
+        self.space = space
+        self.leaves: tuple[Leaf, ...] = tuple(_leaves(space, ()))
+        self.is_one_array = len(self.leaves) == 1 and not self.leaves[0].path and self.leaves[0].dtype is not None
+        self.array_leaves: tuple[int, ...] = tuple(i for i, leaf in enumerate(self.leaves) if leaf.dtype is not None)
+        self.object_leaves: tuple[int, ...] = tuple(i for i, leaf in enumerate(self.leaves) if leaf.dtype is None)
+
+    def flatten(self, value: Any) -> list[Any]:
+        """The leaves' values, in order. Raises KeyError, IndexError or TypeError if `value` has another form."""
+        values = []
+        for leaf in self.leaves:
+            leaf_value = value
+            for key in leaf.path:
+                leaf_value = leaf_value[key]
+            values.append(leaf_value)
+        return values
+
+    def unflatten(self, leaf_values: Sequence[Any]) -> Any:
+        """The inverse of `flatten`."""
+        return _unflatten(self.space, iter(leaf_values))
+
+    def empty(self, make_array: Callable[[tuple[int, ...], np.dtype[Any]], Any]) -> Any:
+        """A value with arrays from `make_array(shape, dtype)` and None for objects."""
+        return self.unflatten(
+            [None if leaf.dtype is None else make_array(leaf.shape, leaf.dtype) for leaf in self.leaves]
+        )
+
+    def require_batch(self, value: Any, num_rows: int, name: str) -> list[Any]:
+        """The leaves of a batch given by a user, as arrays of the right dtype; InvalidAction says what is wrong."""
+        if self.is_one_array:
+            return [_require_array(value, self.leaves[0], num_rows, name)]
+        try:
+            values = self.flatten(value)
+        except (KeyError, IndexError, TypeError) as error:
+            raise InvalidAction(
+                f"{name} must have the form of {self.space}, a batch for each of its parts; "
+                f"got {type(value).__name__} without {error}"
+            ) from None
+        return [
+            _require_objects(leaf_value, num_rows, leaf.name_in(name))
+            if leaf.dtype is None
+            else _require_array(leaf_value, leaf, num_rows, leaf.name_in(name))
+            for leaf, leaf_value in zip(self.leaves, values, strict=True)
+        ]
+
+
+def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _leaves(part, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _leaves(part, (*path, index))
+    elif isinstance(space, ARRAY_SPACES):
+        assert space.shape is not None
+        yield Leaf(path, space, tuple(space.shape), np.dtype(space.dtype))
+    else:
+        yield Leaf(path, space, (), None)
+
+
+def _unflatten(space: spaces.Space[Any], values: Iterator[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _unflatten(part, values) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_unflatten(part, values) for part in space.spaces)
+    return next(values)
+
+
+def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    expected = (num_rows, *leaf.shape)
+    if array.shape != expected:
+        raise InvalidAction(f"{name} must have shape {expected}, one row for each env; got {array.shape}")
+    if array.dtype != leaf.dtype and not np.can_cast(array.dtype, leaf.dtype or object, "same_kind"):
+        raise InvalidAction(f"{name} must have dtype {leaf.dtype}; got {array.dtype}, which does not convert safely")
+    if array.dtype.kind == "f" and isinstance(leaf.space, spaces.Box) and _has_nan(array):
+        rows = sorted({int(row) for row in np.nonzero(np.isnan(array))[0]})
+        raise InvalidAction(f"{name} has NaN in rows {rows}, which {leaf.space} does not allow")
+    return array
+
+
+def _has_nan(array: np.ndarray[Any, Any]) -> bool:
+    if array.dtype.char in "fd" and array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
+        return has_nan(array)
+    return bool(np.isnan(array).any())
+
+
+def _require_objects(value: Any, num_rows: int, name: str) -> list[Any]:
+    if not isinstance(value, list | tuple) or len(value) != num_rows:
+        got = f"{len(value)} of them" if isinstance(value, list | tuple) else type(value).__name__
+        raise InvalidAction(f"{name} must be a tuple of {num_rows} values, one for each env; got {got}")
+    return list(value)

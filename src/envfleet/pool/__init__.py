@@ -1,0 +1,1 @@
+"""Run N environments on this machine."""

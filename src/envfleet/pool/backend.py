@@ -1,0 +1,89 @@
+"""Backend: what every way of running envs offers. PoolConfig: the settings all of them share."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envfleet.contract.batch import StepBatch
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import UsageError
+from envfleet.contract.spec import EnvTraits
+
+IntArray = NDArray[np.int32]
+
+
+class Line(enum.IntEnum):
+    """Where results go: into batches with a row for each env, or into batches of the first that finish."""
+
+    FULL = 0
+    FIRST_READY = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """Settings of a pool; checked here, once."""
+
+    num_envs: int
+    batch_size: int | None = None  # None: wait for every env
+    autoreset: Autoreset = Autoreset.NEXT_STEP
+    max_env_restarts: int | None = None  # None: an env that fails is reported, not restarted
+    num_workers: int | None = None  # None: chosen from the CPUs and from how the env spends its time
+    timeout_s: float = 60.0  # for results of envs
+    start_timeout_s: float = 300.0  # for building them
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.num_envs < 1:
+            raise UsageError(f"num_envs must be at least 1; got {self.num_envs}")
+        if self.batch_size is not None and not 1 <= self.batch_size <= self.num_envs:
+            raise UsageError(f"batch_size must be between 1 and num_envs={self.num_envs}; got {self.batch_size}")
+        if self.num_workers is not None and self.num_workers < 1:
+            raise UsageError(f"num_workers must be at least 1; got {self.num_workers}")
+        if self.max_env_restarts is not None and self.max_env_restarts < 1:
+            raise UsageError(f"max_env_restarts must be at least 1; got {self.max_env_restarts}")
+        for name in ("timeout_s", "start_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be positive; got {getattr(self, name)}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch that recv() returns."""
+        return self.num_envs if self.batch_size is None else self.batch_size
+
+    @property
+    def line(self) -> Line:
+        """The line that send() uses."""
+        return Line.FULL if self.rows == self.num_envs else Line.FIRST_READY
+
+
+class Backend(Protocol):
+    """Runs envs. The caller has checked all arguments, and sends only to envs that are not in flight."""
+
+    traits: EnvTraits
+
+    def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
+        """Start resetting `env_ids`. On the full line the other envs repeat their last observation."""
+
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+        """Start stepping `env_ids`; None: all."""
+
+    def recv(self, line: Line, timeout_s: float) -> StepBatch:
+        """Wait for a batch. Raises PoolTimeout, or EnvFailed once for each failed env, and loses nothing."""
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until no env is at work, and forget all results that were not received."""
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method of each env, or get an attribute."""
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of each env."""
+
+    def close(self) -> None:
+        """Close the envs and leave nothing behind. May be called twice."""

@@ -1,0 +1,113 @@
+"""EnvBuilder: turns what the user calls an environment into something any process can build."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+
+from envfleet.contract.errors import UsageError
+from envfleet.contract.spec import EnvSpec
+
+EnvLike = str | EnvSpec | GymnasiumSpec | Callable[..., Any]
+EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvBuilder:
+    """Builds one env. Registered envs travel as Gymnasium's spec, so a child need not know the registration."""
+
+    source: GymnasiumSpec | Callable[..., Any] | str  # a str is a factory's import path
+    kwargs: dict[str, Any]
+    max_episode_steps: int | None
+    render_mode: str | None
+    is_checked: bool  # Gymnasium's own checks of a new env; one env of a pool is enough
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """Build the env."""
+        kwargs = dict(self.kwargs)
+        if self.render_mode is not None:
+            kwargs["render_mode"] = self.render_mode
+        if isinstance(self.source, GymnasiumSpec):
+            made: gymnasium.Env[Any, Any] = gymnasium.make(
+                self.source,
+                max_episode_steps=self.max_episode_steps,
+                disable_env_checker=None if self.is_checked else True,
+                **kwargs,
+            )
+            return made
+        env: Any = (_imported(self.source) if isinstance(self.source, str) else self.source)(**kwargs)
+        if not isinstance(env, gymnasium.Env):
+            raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}")
+        if self.max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+        return env
+
+
+def env_builders(
+    env: EnvLike | Sequence[Callable[..., Any]],
+    num_envs: int,
+    *,
+    env_kwargs: EnvKwargs = None,
+    max_episode_steps: int | None = None,
+    render_mode: str | None = None,
+) -> list[EnvBuilder]:
+    """One builder for each of `num_envs` envs."""
+    if isinstance(env, Sequence) and not isinstance(env, str):
+        if len(env) != num_envs:
+            raise UsageError(f"a list of env factories must have num_envs={num_envs} entries; got {len(env)}")
+        envs: list[EnvLike] = list(env)
+    else:
+        envs = [env] * num_envs
+    resolved = {id(each): _resolve(each) for each in envs}
+    builders = []
+    for index, each in enumerate(envs):
+        kwargs = _kwargs_of(env_kwargs, index, num_envs)
+        spec_kwargs, spec_steps, spec_mode = {}, None, None
+        if isinstance(each, EnvSpec):
+            spec_kwargs, spec_steps, spec_mode = dict(each.kwargs), each.max_episode_steps, each.render_mode
+        builders.append(
+            EnvBuilder(
+                source=resolved[id(each)],
+                kwargs={**spec_kwargs, **kwargs},
+                max_episode_steps=max_episode_steps if max_episode_steps is not None else spec_steps,
+                render_mode=render_mode if render_mode is not None else spec_mode,
+                is_checked=index == 0,
+            )
+        )
+    return builders
+
+
+def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
+    if isinstance(env, EnvSpec):
+        return gymnasium.spec(env.id) if env.id is not None else str(env.factory)
+    if isinstance(env, str):
+        return gymnasium.spec(env)
+    if isinstance(env, GymnasiumSpec) or callable(env):
+        return env
+    raise UsageError(
+        f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "
+        f"got {type(env).__name__}"
+    )
+
+
+def _kwargs_of(env_kwargs: EnvKwargs, index: int, num_envs: int) -> dict[str, Any]:
+    if env_kwargs is None:
+        return {}
+    if isinstance(env_kwargs, Mapping):
+        return dict(env_kwargs)
+    if callable(env_kwargs):
+        return dict(env_kwargs(index))
+    if len(env_kwargs) != num_envs:
+        raise UsageError(f"a list of env_kwargs must have num_envs={num_envs} entries; got {len(env_kwargs)}")
+    return dict(env_kwargs[index])
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return factory

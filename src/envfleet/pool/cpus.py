@@ -1,0 +1,53 @@
+"""How many CPUs may this process use? Affinity and cgroup quota count, so that Slurm's and Kubernetes' limits hold."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+
+def usable_cpus(proc: Path = Path("/proc/self"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
+    """The number of CPUs this process may keep busy, at least 1."""
+    affinity = len(os.sched_getaffinity(0))
+    quota = _cgroup_quota(proc, cgroup_root)
+    return affinity if quota is None else max(1, min(affinity, math.floor(quota)))
+
+
+def _cgroup_quota(proc: Path, root: Path) -> float | None:
+    """The tightest CPU quota on the way from this process's cgroup up to the root, in CPUs."""
+    quotas: list[float] = []
+    for line in _read(proc / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2, alone or beside version 1
+            mounts = [root, root / "unified"]
+        elif "cpu" in controllers.split(","):
+            mounts = [root / "cpu", root / controllers]
+        else:
+            continue
+        for mount in mounts:
+            folder = mount / path.lstrip("/")
+            for place in (folder, *folder.parents):
+                quota = _quota_at(place)
+                if quota is not None:
+                    quotas.append(quota)
+                if place == mount:
+                    break
+    return min(quotas, default=None)
+
+
+def _quota_at(folder: Path) -> float | None:
+    version_2 = _read(folder / "cpu.max").split()
+    if len(version_2) == 2 and version_2[0] != "max":
+        return int(version_2[0]) / int(version_2[1])
+    quota_us, period_us = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    if quota_us and period_us and int(quota_us) > 0:
+        return int(quota_us) / int(period_us)
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,183 @@
+"""GuardedEpisode: one env that may fail. What a failure means is decided here, for every backend."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from envfleet.contract.episode import Autoreset, Env, Episode, Transition
+from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+
+logger = logging.getLogger("envfleet.pool")
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 5.0
+
+
+def backoff_s(num_failures: int) -> float:
+    """How long to wait before the next restart: not at all after the first failure, then ever longer."""
+    return 0.0 if num_failures < 2 else min(FIRST_BACKOFF_S * 2.0 ** (num_failures - 2), LONGEST_BACKOFF_S)
+
+
+class Failure(NamedTuple):
+    """What the caller is told about an env that raised."""
+
+    env_id: int
+    error: str  # one line
+    traceback: str
+    seed: int | None
+    last_action: Any
+    usage_error: type[UsageError] | None  # set: the caller is wrong, not the env
+
+    @classmethod
+    def of(cls, env_id: int, error: BaseException, seed: int | None = None, action: Any = None) -> Failure:
+        """Describe an exception, in words that can cross a process border."""
+        usage_error = type(error) if isinstance(error, UsageError) else None
+        line = str(error) if usage_error else traceback.format_exception_only(error)[-1].strip()
+        return cls(env_id, line, "".join(traceback.format_exception(error)), seed, action, usage_error)
+
+    def to_exception(self, doing: str = "raised") -> Exception:
+        """The exception that the pool raises."""
+        if self.usage_error is not None:
+            return self.usage_error(f"env {self.env_id}: {self.error}")
+        return EnvFailed(
+            f"env {self.env_id} {doing} {self.error}",
+            env_id=self.env_id,
+            child_traceback=self.traceback,
+            seed=self.seed,
+            last_action=self.last_action,
+        )
+
+
+class FailureCount(Protocol):
+    """How often each env failed since it last finished an episode. Outlives the process that runs the env."""
+
+    def num_failures(self, env_id: int, /) -> int:
+        """The count."""
+
+    def add_failure(self, env_id: int, /) -> int:
+        """Count one more; returns the new count."""
+
+    def forgive_failures(self, env_id: int, /) -> None:
+        """Start again from zero."""
+
+
+class GuardedEpisode:
+    """An episode whose env may fail.
+
+    A failed step gives a row like any other: truncated, with reward 0, the last observation, and the
+    reason in `info["env_error"]`. `failure` is set if the caller is to hear of it as an exception: with
+    restarts off always, otherwise when the env failed more than `max_restarts` times in a row without
+    finishing an episode. With restarts on, the env is built anew before its next reset.
+    """
+
+    def __init__(
+        self,
+        env_id: int,
+        build: Callable[[], Env],
+        autoreset: Autoreset,
+        empty_obs: Any,
+        counts: FailureCount,
+        *,
+        max_restarts: int | None,  # None: restarts are off
+        lost_because: str | None = None,  # set: an earlier instance is gone, and the caller does not know yet
+    ) -> None:
+        """Build the env."""
+        self.failure: Failure | None = None
+        self._env_id = env_id
+        self._build = build
+        self._empty_obs = empty_obs
+        self._counts = counts
+        self._max_restarts = max_restarts
+        self._lost_because = lost_because
+        self._seed: int | None = None
+        self._must_rebuild = False
+        self._episode = Episode(build(), autoreset, last_obs=empty_obs)
+
+    @property
+    def env(self) -> Any:
+        """The env as it is now."""
+        return self._episode.env
+
+    def step(self, action: Any) -> Transition:
+        """One step; never raises what the env raises."""
+        self.failure = None
+        try:
+            if self._lost_because is not None:
+                reason, self._lost_because = self._lost_because, None
+                return self._cut_short(reason)
+            self._rebuild_if_needed()
+            transition = self._episode.step(action)
+        except StepOnEndedEpisode as error:
+            self.failure = Failure.of(self._env_id, error, self._seed, action)
+            return self._episode.repeat()
+        except (Exception, SystemExit) as error:
+            return self._failed(error, action)
+        if (transition.terminated or transition.truncated) and self._counts.num_failures(self._env_id):
+            self._counts.forgive_failures(self._env_id)
+        return transition
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> Transition:
+        """Reset, with another try for each restart that is left: there is no row that could be truncated."""
+        self.failure = None
+        self._lost_because = None
+        if seed is not None:
+            self._seed = seed
+        while True:
+            try:
+                self._rebuild_if_needed()
+                return self._episode.reset(seed, options)
+            except (Exception, SystemExit) as error:
+                transition = self._failed(error, action=None)
+                if self.failure is not None:
+                    return transition
+
+    def repeat(self) -> Transition:
+        """The last observation again."""
+        self.failure = None
+        return self._episode.repeat()
+
+    def refuse_obs(self, error: Exception) -> Transition:
+        """The observation of the last transition cannot be used: the row becomes a failed one, of zeros."""
+        self._episode.last_obs = self._empty_obs
+        return self._failed(error, action=None)._replace(obs=self._empty_obs, has_final=False)
+
+    def _failed(self, error: BaseException, action: Any) -> Transition:
+        num_failures = self._counts.add_failure(self._env_id)
+        restarts = self._max_restarts is not None
+        self._must_rebuild = restarts
+        failure = Failure.of(self._env_id, error, self._seed, action)
+        if not restarts:
+            self.failure = failure
+        elif num_failures > (self._max_restarts or 0):
+            count = f" ({num_failures} failures without a finished episode: no restart is left)"
+            self.failure = failure._replace(error=failure.error + count)
+        else:
+            logger.warning("env %d raised %s; it is built anew", self._env_id, failure.error)
+        try:
+            self._rebuild_if_needed()
+            return self._cut_short(failure.error)
+        except (Exception, SystemExit) as second:  # a same-step reset, or the new env, failed as well
+            line = f"{failure.error}; then, in reset: {Failure.of(self._env_id, second).error}"
+            self._must_rebuild = restarts
+            self._episode.ended = True
+            return self._episode.repeat()._replace(truncated=True, info={"env_error": line})
+
+    def _cut_short(self, reason: str) -> Transition:
+        transition = self._episode.cut_short({"env_error": reason})
+        if transition.has_final:  # the reason is in the final info; `info` is the new episode's
+            transition = transition._replace(info={**transition.info, "env_error": reason})
+        return transition
+
+    def _rebuild_if_needed(self) -> None:
+        if not self._must_rebuild:
+            return
+        with contextlib.suppress(Exception):
+            self._episode.env.close()
+        time.sleep(backoff_s(self._counts.num_failures(self._env_id)))
+        self._episode.env = self._build()
+        self._must_rebuild = False

@@ -1,0 +1,236 @@
+"""The nursery: a small process that forks children for a pool, and says when one of them has died.
+
+It is a fresh interpreter without threads, so forking is safe whatever the user's process does; a child
+costs milliseconds instead of the start of an interpreter. The nursery ends when the pool's process does:
+the connection between them is closed by the kernel. Children end with the nursery (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envfleet import _native
+
+SCOUT = -1  # the child id of the scout
+KILL_WAIT_S = 5.0  # until killed processes are gone
+
+
+class Spawn(NamedTuple):
+    """Parent -> nursery: fork a child."""
+
+    child: int
+    run: Callable[..., None]  # run(child, *args) in the new process
+    args: tuple[Any, ...]
+
+
+class WatchBoard(NamedTuple):
+    """Parent -> nursery: from now on report deaths on this board as well, where the parent waits."""
+
+    fd: int
+    num_envs: int
+    num_children: int
+    batch_size: int
+
+    def attach(self) -> _native.Board:
+        """The board as far as a reporter of deaths needs it: without batches."""
+        num_bytes = _native.Board.required_bytes(*self[1:])
+        return _native.Board(mmap.mmap(self.fd, num_bytes), *self[1:], [])
+
+
+class Signal(NamedTuple):
+    """Parent -> nursery: send a signal to a child. Only the nursery knows whether its pid is still its own."""
+
+    child: int
+    signum: int
+
+
+class Close(NamedTuple):
+    """Parent -> nursery: the children were told to stop; kill those that have not left in time, and leave."""
+
+    grace_s: float
+
+
+class Exited(NamedTuple):
+    """Nursery -> parent: a child has died."""
+
+    child: int
+    status: int  # as waitpid gives it
+
+
+class Nursery:
+    """The parent's end."""
+
+    def __init__(self, fds: tuple[int, ...]) -> None:
+        """Start the process. It and its children inherit `fds`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = dict(os.environ)
+            for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+                environment.setdefault(name, "1")  # children share the cores already
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+                    "from envfleet.pool import nursery; nursery.main(int(sys.argv[2]))",
+                    json.dumps([os.path.abspath(entry) for entry in sys.path]),
+                    str(theirs.fileno()),
+                ],
+                pass_fds=(theirs.fileno(), *fds),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._connection: Connection[Any, Any] = Connection(ours.detach())
+
+    @property
+    def is_alive(self) -> bool:
+        """False if the process died."""
+        return self._process.poll() is None
+
+    def tell(self, message: Spawn | WatchBoard | Signal | Close) -> None:
+        """Send an order. If the nursery is dead, `is_alive` says so."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(message)
+
+    def next_exit(self, timeout_s: float) -> Exited | None:
+        """The next child that died, or None after `timeout_s` or when the nursery is gone."""
+        try:
+            return self._connection.recv() if self._connection.poll(timeout_s) else None
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """End the process and its children, who may have been told to stop by themselves."""
+        self.tell(Close(grace_s))
+        try:
+            self._process.wait(grace_s + KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(KILL_WAIT_S)
+        self._connection.close()
+
+    def abandon(self) -> None:
+        """In a fork of the parent: let go of the connection, or the nursery would outlive the real parent."""
+        self._connection.close()
+        self._process.returncode = 0  # not our child: there is nothing to wait for
+
+
+def main(connection_fd: int) -> None:
+    """The nursery process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    _Keeper(Connection(connection_fd), wake_read, wake_write).serve()
+
+
+class _Keeper:
+    """The nursery's own side: forks, reaps, reports."""
+
+    def __init__(self, connection: Connection[Any, Any], wake_read: int, wake_write: int) -> None:
+        self._connection = connection
+        self._wake_read = wake_read
+        self._private_fds = (connection.fileno(), wake_read, wake_write)
+        self._children: dict[int, int] = {}  # pid -> child id
+        self._board: _native.Board | None = None
+
+    def serve(self) -> None:
+        """Until the parent says so or is gone, which the kernel tells by closing the connection."""
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        try:
+            is_open = True
+            while is_open:
+                ready = {fd for fd, _ in poll.poll()}
+                if self._wake_read in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                for exited in _reap(self._children):
+                    if self._board is not None and exited.child != SCOUT:
+                        self._board.report_exit(exited.child, exited.status)
+                    self._connection.send(exited)
+                if self._connection.fileno() in ready:
+                    is_open = self._obey(self._connection.recv())
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            pass
+        finally:
+            _signal(list(self._children), signal.SIGKILL)
+            _reap_all(self._children, KILL_WAIT_S)
+
+    def _obey(self, message: Spawn | WatchBoard | Signal | Close) -> bool:
+        if isinstance(message, Spawn):
+            self._children[_fork(message, self._private_fds)] = message.child
+        elif isinstance(message, WatchBoard):
+            self._board = message.attach()
+        elif isinstance(message, Signal):
+            _signal([pid for pid, child in self._children.items() if child == message.child], message.signum)
+        else:
+            _reap_all(self._children, message.grace_s)
+            return False
+        return True
+
+
+def _fork(message: Spawn, private_fds: tuple[int, ...]) -> int:
+    nursery_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        _native.die_with_parent(nursery_pid)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in private_fds:
+            os.close(fd)
+        np.random.seed()  # or all children would draw the same numbers from NumPy's global generator
+        message.run(message.child, *message.args)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _reap(children: dict[int, int]) -> list[Exited]:
+    exits = []
+    for pid in list(children):
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+        if reaped:
+            exits.append(Exited(children.pop(pid), status))
+    return exits
+
+
+def _reap_all(children: dict[int, int], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while children and time.monotonic() < deadline_s:
+        if not _reap(children):
+            time.sleep(0.001)
+
+
+def _signal(pids: list[int], signum: int) -> None:
+    # Each is an unreaped child of this process, so its pid cannot belong to anybody else.
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)

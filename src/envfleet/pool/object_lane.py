@@ -1,0 +1,81 @@
+"""ObjectLane: the slower way between our own processes, for what is no array: infos, texts, graphs, requests."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from typing import Any
+
+import cloudpickle
+
+_LENGTH = struct.Struct("<Q")
+_WINDOW_BYTES = 1 << 32  # the file is sparse: a window takes only the pages that were written
+
+
+class ObjectLane:
+    """Windows of a memory file, each holding one pickled object.
+
+    A window has one writer and one reader who take turns (an env's result is read before its next task is
+    sent), so nothing queues, nothing blocks, and a writer that is killed leaves only a window that nobody
+    will read. Both ends are processes of one pool, so pickles are trusted.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Use the memory file `fd`, which somebody else closes."""
+        self._fd = fd
+
+    def put(self, window: int, value: Any) -> None:
+        """Write `value`. What pickle refuses (a lambda, a class of a notebook) goes by value."""
+        try:
+            blob = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            blob = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        self.put_bytes(window, blob)
+
+    def put_bytes(self, window: int, blob: bytes) -> None:
+        """Write bytes that are a pickle already."""
+        if len(blob) > _WINDOW_BYTES - _LENGTH.size:
+            raise ValueError(f"an object of {len(blob)} bytes is too large to pass between processes (limit: 4 GiB)")
+        view = memoryview(_LENGTH.pack(len(blob)) + blob)
+        offset = window * _WINDOW_BYTES
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def get(self, window: int) -> Any:
+        """Read the object that was put last."""
+        offset = window * _WINDOW_BYTES
+        head = os.pread(self._fd, 4096, offset)  # one call for a small object
+        (length,) = _LENGTH.unpack_from(head)
+        blob = bytearray(head[_LENGTH.size : _LENGTH.size + length])
+        while len(blob) < length:
+            blob += os.pread(self._fd, length - len(blob), offset + _LENGTH.size + len(blob))
+        return pickle.loads(blob)
+
+
+class Windows:
+    """Which window belongs to whom, in a pool of N envs."""
+
+    def __init__(self, num_envs: int) -> None:
+        """Number the windows."""
+        self._num_envs = num_envs
+
+    options = 0  # options of the reset under way; parent to all children
+    scout = 1  # what the scout found; scout to parent
+
+    def action(self, env_id: int) -> int:
+        """Parts of an env's action that are no arrays; parent to child."""
+        return 2 + env_id
+
+    def result(self, env_id: int) -> int:
+        """Extras of an env's result; child to parent."""
+        return 2 + self._num_envs + env_id
+
+    def request(self, child: int) -> int:
+        """A request to a child."""
+        return 2 + 2 * self._num_envs + 2 * child
+
+    def reply(self, child: int) -> int:
+        """A child's reply to it."""
+        return self.request(child) + 1

@@ -1,0 +1,269 @@
+"""EnvPool: the gymnasium VectorEnv in front of a backend. Arguments are checked here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from envfleet.contract.batch import StepBatch
+from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
+from envfleet.contract.spaces import SpaceTree
+from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig
+from envfleet.pool.infos import join_infos, object_column
+
+StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+
+class EnvPool(VectorEnv[Any, Any, Any]):
+    """N envs on this machine, behind Gymnasium's vector API.
+
+    `step(actions)` is `send(actions)` and `recv()`. With `batch_size < num_envs` the pool is asynchronous:
+    `recv()` returns the first `batch_size` envs that finished, and `info["env_id"]` says which.
+
+    Returned arrays are leases: they are never overwritten while anybody refers to them, and their memory is
+    reused when the last reference is gone. A pool is for one thread at a time.
+    """
+
+    def __init__(self, backend: Backend, config: PoolConfig, seed: int | None = None) -> None:
+        """Use `envfleet.make`."""
+        traits = backend.traits
+        self._backend = backend
+        self._config = config
+        self._actions = SpaceTree(traits.action_space)
+        self._first_seed = seed
+        self._was_reset = False
+        self._num_in_flight = 0
+        self._in_flight = np.zeros(config.num_envs, dtype=np.bool_)
+        self.num_envs = config.num_envs
+        self.batch_size = config.rows
+        self.metadata = {**traits.metadata, "autoreset_mode": AutoresetMode(config.autoreset.value)}
+        self.render_mode = traits.render_mode
+        self.spec = traits.gymnasium_spec
+        self.single_observation_space = traits.observation_space
+        self.single_action_space = traits.action_space
+        self.observation_space = batch_space(traits.observation_space, config.num_envs)
+        self.action_space = batch_space(traits.action_space, config.num_envs)
+
+    # -- Gymnasium's vector API --
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those in `options["reset_mask"]`, and return a row for each env.
+
+        Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
+        """
+        self._require_open()
+        seeds = self._seeds(seed)
+        options = None if options is None else dict(options)
+        mask = None if options is None else self._reset_mask(options)
+        if mask is not None and self._num_in_flight:
+            raise EnvBusy(
+                f"envs {self._in_flight_ids()} have results to come: receive them before resetting some envs only"
+            )
+        if mask is not None and not self._was_reset and not mask.all():
+            raise NotReset("the first reset() must reset all envs: call it without reset_mask")
+        self._clear_flight()
+        env_ids = np.flatnonzero(np.ones(self.num_envs, np.bool_) if mask is None else mask).astype(np.int32)
+        self._backend.reset(env_ids, [seeds[env_id] for env_id in env_ids], options, Line.FULL)
+        self._mark_sent(None)
+        self._was_reset = True
+        batch = self._recv(Line.FULL, self._config.timeout_s)
+        return batch.obs, self._infos(batch)
+
+    def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
+        """Send one action to each env (or to `env_id`), and receive a batch."""
+        self.send(actions, env_id)
+        batch = self._recv(self._config.line, self._config.timeout_s)
+        infos = self._infos(batch)
+        if self._config.line is Line.FIRST_READY:
+            infos["env_id"] = batch.env_ids
+        return batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
+
+    def render(self) -> tuple[Any, ...] | None:
+        """The rendered frames of all envs."""
+        return self.call("render")
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env, or get an attribute."""
+        self._require_open()
+        self._require_no_flight(f"call {name!r}")
+        return tuple(self._backend.call(name, args, kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Get an attribute of each env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each env: a list or tuple has a value for each, anything else is for all."""
+        self._require_open()
+        self._require_no_flight(f"set {name!r}")
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise UsageError(f"set_attr() needs a value for each of num_envs={self.num_envs} envs; got {len(values)}")
+        self._backend.set_attr(name, values)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the envs; called by close()."""
+        self._backend.close()
+
+    # -- asynchronously --
+
+    def async_reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Start resetting all envs; recv() returns the first `batch_size` that are ready."""
+        self._require_open()
+        seeds = self._seeds(seed)
+        if options is not None and "reset_mask" in options:
+            raise UsageError("async_reset() resets all envs; for some of them call reset() with reset_mask")
+        self._clear_flight()
+        env_ids = np.arange(self.num_envs, dtype=np.int32)
+        self._backend.reset(env_ids, seeds, options, self._config.line)
+        self._mark_sent(None)
+        self._was_reset = True
+
+    def send(self, actions: Any, env_id: ArrayLike | None = None) -> None:
+        """Start one step of all envs, or of those in `env_id`, which may be in any order.
+
+        Nothing is sent if anything is wrong with the arguments.
+        """
+        if self.closed or not self._was_reset:
+            self._require_open()
+            raise NotReset("call reset() or async_reset() before the first step() or send()")
+        env_ids = None if env_id is None else self._env_ids(env_id)
+        if env_ids is None and self._num_in_flight:
+            raise EnvBusy(f"envs {self._in_flight_ids()} have results to come: call recv() first")
+        num_rows = self.num_envs if env_ids is None else len(env_ids)
+        self._backend.send(env_ids, self._actions.require_batch(actions, num_rows, "actions"))
+        self._mark_sent(env_ids)
+
+    def recv(self, timeout_s: float | None = None) -> StepResult:
+        """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
+
+        After PoolTimeout or EnvFailed nothing is lost: call it again for the same batch. The row of an env that
+        failed is truncated there, with `info["env_error"]`.
+        """
+        self._require_open()
+        if self._num_in_flight < self.batch_size:
+            raise NothingToReceive(
+                f"a batch has {self.batch_size} rows, but only {self._num_in_flight} envs are in flight: send() more"
+            )
+        batch = self._recv(self._config.line, self._config.timeout_s if timeout_s is None else timeout_s)
+        infos = self._infos(batch)
+        infos["env_id"] = batch.env_ids
+        return batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
+
+    def __enter__(self) -> Self:
+        """The pool itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the pool."""
+        self.close()
+
+    # -- inside --
+
+    def _recv(self, line: Line, timeout_s: float) -> StepBatch:
+        batch = self._backend.recv(line, timeout_s)
+        if line is Line.FULL:
+            self._in_flight.fill(False)
+            self._num_in_flight = 0
+        else:
+            self._in_flight[batch.env_ids] = False
+            self._num_in_flight -= self.batch_size
+        return batch
+
+    def _mark_sent(self, env_ids: IntArray | None) -> None:
+        if env_ids is None:
+            self._in_flight.fill(True)
+            self._num_in_flight = self.num_envs
+        else:
+            self._in_flight[env_ids] = True
+            self._num_in_flight += len(env_ids)
+
+    def _clear_flight(self) -> None:
+        if self._num_in_flight:
+            self._backend.drain(self._config.timeout_s)
+            self._in_flight.fill(False)
+            self._num_in_flight = 0
+
+    def _infos(self, batch: StepBatch) -> dict[str, Any]:
+        if not batch.infos and batch.final_rows is None:
+            return {}
+        num_rows = len(batch.env_ids)
+        infos = join_infos(batch.infos, num_rows)
+        if batch.final_rows is not None:
+            final_obs = SpaceTree(self.single_observation_space)
+            columns = final_obs.flatten(batch.final_obs)
+            rows = {int(row): final_obs.unflatten([column[row] for column in columns]) for row in batch.final_rows}
+            infos["final_obs"] = object_column(rows, num_rows)
+            infos["final_info"] = join_infos(batch.final_infos or {}, num_rows)
+            infos["_final_obs"] = np.zeros(num_rows, dtype=np.bool_)
+            infos["_final_obs"][batch.final_rows] = True
+            infos["_final_info"] = infos["_final_obs"].copy()
+        return infos
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        if seed is None:
+            seed, self._first_seed = self._first_seed, None
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            seeds: list[int | None] = [int(seed) + env_id for env_id in range(self.num_envs)]
+        else:
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise UsageError(f"a list of seeds must have num_envs={self.num_envs} entries; got {len(seeds)}")
+        for each in seeds:
+            if each is not None and not (isinstance(each, int | np.integer) and 0 <= each < 2**64):
+                raise UsageError(f"seeds must be whole numbers between 0 and 2**64 - 1; got {each!r}")
+        if isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))  # for np_random
+        return [None if each is None else int(each) for each in seeds]
+
+    def _reset_mask(self, options: dict[str, Any]) -> NDArray[np.bool_] | None:
+        """Take the mask out of the options (which are ours): envs must not see it."""
+        if "reset_mask" not in options:
+            return None
+        mask = options.pop("reset_mask")
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            got = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else type(mask).__name__
+            raise UsageError(f"reset_mask must be a NumPy array of {self.num_envs} bool; got {got}")
+        if not mask.any():
+            raise UsageError("reset_mask must choose at least one env; all its entries are False")
+        return mask
+
+    def _env_ids(self, env_id: ArrayLike) -> IntArray:
+        ids = np.asarray(env_id)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+            raise UsageError(f"env_id must be a vector of env indices; got shape {ids.shape}, dtype {ids.dtype}")
+        if ids.min() < 0 or ids.max() >= self.num_envs:
+            raise UsageError(f"env_id must be between 0 and {self.num_envs - 1}; got {ids.tolist()}")
+        if len(np.unique(ids)) < len(ids):
+            raise UsageError(f"env_id names an env twice: {ids.tolist()}")
+        if self._in_flight[ids].any():
+            busy = ids[self._in_flight[ids]].tolist()
+            raise EnvBusy(f"envs {busy} have results to come: receive them before sending again")
+        return np.ascontiguousarray(ids, dtype=np.int32)
+
+    def _in_flight_ids(self) -> list[int]:
+        ids: list[int] = np.flatnonzero(self._in_flight).tolist()
+        return ids
+
+    def _require_no_flight(self, what: str) -> None:
+        if self._num_in_flight:
+            raise EnvBusy(f"envs {self._in_flight_ids()} have results to come: receive them before you {what}")
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise PoolClosed("this pool was closed; make() another one")

@@ -1,0 +1,358 @@
+"""The process backend: the parent of child processes that run any Python env."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envfleet import _native
+from envfleet.contract.batch import StepBatch
+from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvTraits
+from envfleet.pool import process_child
+from envfleet.pool.backend import IntArray, Line, PoolConfig
+from envfleet.pool.building import EnvBuilder
+from envfleet.pool.cpus import usable_cpus
+from envfleet.pool.guard import Failure, backoff_s
+from envfleet.pool.nursery import SCOUT, Nursery, Signal, Spawn, WatchBoard
+from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.rows import Extras, assemble_batch
+from envfleet.pool.scout import Findings, choose_num_workers
+from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
+
+logger = logging.getLogger("envfleet.pool")
+
+WAIT_SLICE_S = 0.2  # how often a wait looks whether the nursery still lives; all else wakes it at once
+CLOSE_GRACE_S = 5.0  # for envs to close themselves
+STACK_WAIT_S = 1.0
+
+_OP_NAMES = {_native.STEP: "in step()", _native.RESET: "in reset()"}
+
+
+class ProcessBackend:
+    """Child processes, each with several envs, and the memory they share with this process."""
+
+    def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
+        """Learn the spaces from a scout, then start the children and have them build the envs."""
+        self._config = config
+        self._builders = list(builders)
+        self._files = MemoryFiles.create()
+        self._lane = ObjectLane(self._files.objects)
+        self._windows = Windows(config.num_envs)
+        self._household = _Household(self._files)
+        self._finalizer = weakref.finalize(self, _Household.shut, self._household)
+        deadline_s = time.monotonic() + config.start_timeout_s
+        try:
+            findings = self._scout(deadline_s)
+            self._shape = self._choose_shape(findings)
+            self.traits: EnvTraits = findings.traits
+            self._obs_tree = SpaceTree(self.traits.observation_space)
+            self._action_tree = SpaceTree(self.traits.action_space)
+            SharedArrays.allocate(self._files, self._shape, self._action_tree)
+            self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree)
+            self._board = self._household.board = self._arrays.board
+            self._household.num_children = self._shape.num_children
+            self._board.clear()
+            self._all_env_ids = np.arange(config.num_envs, dtype=np.int32)
+            self._told_failures: set[int] = set()  # envs in flight whose failure the caller has heard of
+            self._num_requests = [1] * self._shape.num_children  # the first reply says that the child is ready
+            self._household.nursery.tell(self._watch())
+            for child in range(self._shape.num_children):
+                self._spawn(child, lost_because=None, delay_s=0.0)
+            for child in range(self._shape.num_children):
+                self._wait_replies(child, deadline_s, "build its envs", "start_timeout_s")
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
+        """See Backend."""
+        self._lane.put(Windows.options, options)
+        for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
+            self._board.set_seed(env_id, seed)
+        if line is Line.FULL and len(env_ids) < self._config.num_envs:
+            ops = np.full(self._config.num_envs, _native.REPEAT)
+            ops[env_ids] = _native.RESET
+            self._board.send(self._all_env_ids, ops.tolist(), line)
+        else:
+            self._board.send(env_ids, _native.RESET, line)
+
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+        """See Backend."""
+        for column, leaf in zip(self._arrays.action_columns, action_leaves, strict=True):
+            if column is not None:
+                column[... if env_ids is None else env_ids] = leaf
+        if env_ids is None:
+            env_ids = self._all_env_ids
+        if self._action_tree.object_leaves:
+            for row, env_id in enumerate(env_ids.tolist()):
+                objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
+                self._lane.put(self._windows.action(env_id), objects)
+        self._board.send(env_ids, _native.STEP, self._config.line)
+
+    def recv(self, line: Line, timeout_s: float) -> StepBatch:
+        """See Backend."""
+        if self._board.wait_full(line, 0.0) != _native.READY:
+            deadline_s = time.monotonic() + timeout_s
+            while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != _native.READY:
+                self._after_wait(waited)
+                if time.monotonic() >= deadline_s:
+                    raise PoolTimeout(self._report_busy(f"no full batch after {timeout_s:g} s"))
+        flags, arrays = self._board.take(line)
+        columns, final_columns = self._arrays.split(arrays)
+        extras = self._extras(arrays[0], arrays[4]) if flags else {}
+        return assemble_batch(self._obs_tree, arrays[:4], columns, final_columns, extras)
+
+    def drain(self, timeout_s: float) -> None:
+        """See Backend. Failures of envs that nobody waits for any more are only logged."""
+        deadline_s = time.monotonic() + timeout_s
+        pause_s = 0.0001
+        while self._board.busy_env_ids():
+            try:
+                self._after_wait(_native.NEWS)
+            except EnvFailed as error:
+                logger.warning("before the reset: %s", str(error))
+            if time.monotonic() >= deadline_s:
+                raise PoolTimeout(self._report_busy(f"envs still at work after {timeout_s:g} s"))
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.01)
+        self._board.abandon()
+        self._told_failures.clear()
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """See Backend."""
+        return self._request([process_child.Call(name, args, kwargs)] * self._shape.num_children, f"call {name!r}")
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """See Backend."""
+        requests = [
+            process_child.SetAttr(name, list(values[self._board.first_env(child) : self._board.first_env(child + 1)]))
+            for child in range(self._shape.num_children)
+        ]
+        self._request(requests, f"set {name!r}")
+
+    def close(self) -> None:
+        """See Backend."""
+        self._finalizer()
+
+    # -- starting --
+
+    def _scout(self, deadline_s: float) -> Findings:
+        blob = cloudpickle.dumps(self._builders[0])
+        measure = self._config.num_workers is None
+        self._household.nursery.tell(Spawn(SCOUT, process_child.scout, (self._files, blob, measure)))
+        while (exited := self._household.nursery.next_exit(WAIT_SLICE_S)) is None:
+            if not self._household.nursery.is_alive:
+                raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
+            if time.monotonic() >= deadline_s:
+                raise PoolTimeout(
+                    f"the first env was not built after start_timeout_s={self._config.start_timeout_s:g} s; "
+                    "if it takes that long, pass a larger start_timeout_s"
+                )
+        if os.waitstatus_to_exitcode(exited.status) not in (0, process_child.BUILD_FAILED):
+            raise ChildDied(
+                f"the process that built the first env {_death(exited.status)} before any step", env_id=0, env_ids=[0]
+            )
+        findings: Findings | Failure = self._lane.get(Windows.scout)
+        if isinstance(findings, Failure):
+            raise findings.to_exception("cannot be built:")
+        return findings
+
+    def _choose_shape(self, findings: Findings) -> PoolShape:
+        num_envs, num_workers = self._config.num_envs, self._config.num_workers
+        if num_workers is None:
+            num_workers, reason = choose_num_workers(findings, num_envs, usable_cpus())
+        else:
+            num_workers, reason = min(num_workers, num_envs), "as the caller chose"
+        logger.info("%d worker processes for %d envs: %s", num_workers, num_envs, reason)
+        return PoolShape(num_envs, num_workers, self._config.rows, self._config.autoreset)
+
+    def _watch(self) -> WatchBoard:
+        shape = self._shape
+        return WatchBoard(self._files.board, shape.num_envs, shape.num_children, shape.batch_size)
+
+    def _spawn(self, child: int, *, lost_because: str | None, delay_s: float) -> None:
+        first, end = self._board.first_env(child), self._board.first_env(child + 1)
+        start = process_child.Start(self._builders[first:end], first, self.traits, self._config, lost_because, delay_s)
+        args = (self._files, self._shape, cloudpickle.dumps(start))
+        self._household.nursery.tell(Spawn(child, process_child.run, args))
+
+    # -- waiting --
+
+    def _slice_s(self, deadline_s: float) -> float:
+        return max(0.0, min(WAIT_SLICE_S, deadline_s - time.monotonic()))
+
+    def _after_wait(self, waited: int) -> None:
+        """Nothing came: see to children that died, and raise what the caller has not heard of yet."""
+        if not self._household.nursery.is_alive:
+            self._replace_nursery()
+        if waited != _native.NEWS:
+            return
+        exits = self._board.take_exits()
+        while exits and self._household.nursery.next_exit(0.0):
+            pass  # the same news, by the connection that the scout needed
+        deaths = [self._replace_child(child, _death(status)) for child, status in exits]
+        if error := next((error for error in deaths if error is not None), None):
+            raise error
+        for env_id in self._board.failed_env_ids():
+            if env_id not in self._told_failures:
+                self._told_failures.add(env_id)
+                failure: Failure = self._lane.get(self._windows.result(env_id)).failure
+                raise failure.to_exception()
+
+    def _extras(self, env_ids: np.ndarray[Any, Any], row_flags: np.ndarray[Any, Any]) -> dict[int, Extras]:
+        extras: dict[int, Extras] = {}
+        for row in np.flatnonzero(row_flags & _native.HAS_OBJECTS).tolist():
+            env_id = int(env_ids[row])
+            extras[row] = self._lane.get(self._windows.result(env_id))
+            self._told_failures.discard(env_id)
+        return extras
+
+    def _request(self, requests: Sequence[process_child.Call | process_child.SetAttr], what: str) -> list[Any]:
+        deadline_s = time.monotonic() + self._config.timeout_s
+        for child, request in enumerate(requests):
+            self._lane.put(self._windows.request(child), request)
+            self._num_requests[child] += 1
+            self._board.post_request(child)
+        replies: list[Any] = []
+        for child in range(self._shape.num_children):
+            expected = self._num_requests[child]
+            self._wait_replies(child, deadline_s, what, "timeout_s")
+            if self._num_requests[child] != expected:
+                first, end = self._board.first_env(child), self._board.first_env(child + 1)
+                raise ChildDied(
+                    f"the process of envs {first} to {end - 1} died before it could {what}; a new one takes its place",
+                    env_id=first,
+                    env_ids=range(first, end),
+                )
+            replies.append(self._lane.get(self._windows.reply(child)))
+        for reply in replies:
+            if isinstance(reply, Failure):
+                raise reply.to_exception()
+        return [value for reply in replies for value in reply]
+
+    def _wait_replies(self, child: int, deadline_s: float, what: str, setting: str) -> None:
+        while True:
+            waited = self._board.wait_replies(child, self._num_requests[child], self._slice_s(deadline_s))
+            if waited == _native.READY:
+                return
+            self._after_wait(waited)
+            if time.monotonic() >= deadline_s:
+                text = f"child {child} did not {what} within {setting}={getattr(self._config, setting):g} s"
+                raise PoolTimeout(f"{text}\n{self._stack_of(child)}")
+
+    # -- failing --
+
+    def _replace_child(self, child: int, how: str) -> Exception | None:
+        """Start another child in place of a dead one; returns what the caller must hear of it."""
+        env_id, op, _ = self._board.doing(child)
+        pid = self._board.pid(child)
+        first, end = self._board.first_env(child), self._board.first_env(child + 1)
+        culprit = env_id if env_id >= 0 else first
+        reply = self._lane.get(self._windows.reply(child)) if how == _BUILD_FAILED_TEXT else None
+        doing = f" while env {env_id} was {_OP_NAMES[op]}" if op in _OP_NAMES and env_id >= 0 else ""
+        reason = f"process {pid}, which ran envs {first} to {end - 1}, {how}{doing}"
+        self._board.recover(child)
+        self._num_requests[child] = 1
+        num_failures = self._board.add_failure(culprit)
+        self._spawn(child, lost_because=reason, delay_s=backoff_s(num_failures))
+        if self._config.max_env_restarts is not None and num_failures <= self._config.max_env_restarts:
+            logger.warning("%s; a new one takes its place", reason)
+            return None
+        if isinstance(reply, Failure):
+            return reply.to_exception("cannot be built:")
+        return ChildDied(
+            f"{reason}; their episodes are lost, and a new process takes its place",
+            env_id=culprit,
+            env_ids=range(first, end),
+        )
+
+    def _replace_nursery(self) -> None:
+        logger.warning("the nursery process died, and all children with it; they are started anew")
+        self._household.nursery.close()
+        self._household.nursery = Nursery(self._files.all())
+        self._household.nursery.tell(self._watch())
+        self._board.take_exits()
+        for child in range(self._shape.num_children):
+            error = self._replace_child(child, "died with its nursery process")
+        if error is not None:
+            raise error
+
+    def _report_busy(self, headline: str) -> str:
+        busy = self._board.busy_env_ids()
+        lines = [f"{headline}; still at work: envs {busy}. Nothing is lost: recv() may be called again"]
+        for child in sorted({self._board.child_of(env_id) for env_id in busy}):
+            env_id, op, for_s = self._board.doing(child)
+            state = f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s" if env_id >= 0 else "idle"
+            waiting = [each for each in busy if self._board.child_of(each) == child and each != env_id]
+            lines.append(f"process {self._board.pid(child)}: {state}; envs that wait behind it: {waiting}")
+            lines.append(self._stack_of(child))
+        return "\n".join(lines)
+
+    def _stack_of(self, child: int) -> str:
+        """The Python stack of a child, written by its signal handler even if the interpreter hangs."""
+        start = os.fstat(self._files.stacks).st_size
+        self._household.nursery.tell(Signal(child, process_child.STACK_SIGNAL))
+        deadline_s = time.monotonic() + STACK_WAIT_S
+        size = start
+        while time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            now = os.fstat(self._files.stacks).st_size
+            if now > start and now == size:
+                return os.pread(self._files.stacks, size - start, start).decode(errors="replace").rstrip()
+            size = now
+        return f"(process {self._board.pid(child)} does not answer the request for its stack)"
+
+
+_BUILD_FAILED_TEXT = "could not build its envs"
+
+
+def _death(status: int) -> str:
+    """How a process ended, in words."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == process_child.BUILD_FAILED:
+        return _BUILD_FAILED_TEXT
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit status {code}"
+
+
+class _Household:
+    """What must go when the backend goes: processes and memory files. Holds no reference to the backend."""
+
+    def __init__(self, files: MemoryFiles) -> None:
+        self.files = files
+        self.nursery = Nursery(files.all())
+        self.board: _native.Board | None = None
+        self.num_children = 0
+        self._owner_pid = os.getpid()
+        _households.add(self)
+
+    def shut(self) -> None:
+        if os.getpid() != self._owner_pid:
+            return
+        grace_s = 0.0
+        if self.board is not None:
+            grace_s = CLOSE_GRACE_S
+            for child in range(self.num_children):
+                self.board.post_stop(child)
+        self.nursery.close(grace_s)
+        self.files.close()
+
+
+_households: weakref.WeakSet[_Household] = weakref.WeakSet()
+
+
+def _abandon_in_fork() -> None:
+    for household in _households:
+        household.nursery.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_fork)

@@ -1,0 +1,215 @@
+"""The loop of one child process: takes tasks for its envs, writes their results into shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envfleet import _native
+from envfleet.contract.episode import Transition
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvTraits
+from envfleet.pool.backend import PoolConfig
+from envfleet.pool.building import EnvBuilder
+from envfleet.pool.guard import Failure, GuardedEpisode
+from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.rows import RowWriter, action_reader
+from envfleet.pool.scout import explore
+from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
+from envfleet.pool.traits import require_same_spaces, set_attribute, value_of
+
+STACK_SIGNAL = signal.SIGRTMIN + 7  # not used by Python, and hardly by any env
+BUILD_FAILED = 71  # exit status; the reply says why
+IDLE_WAIT_S = 60.0
+
+
+class Call(NamedTuple):
+    """Parent -> child: call a method of each env, or get an attribute."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class SetAttr(NamedTuple):
+    """Parent -> child: set an attribute of each env."""
+
+    name: str
+    values: list[Any]
+
+
+class Start(NamedTuple):
+    """What a child gets on its way. Pickled by the parent, so that only the child runs the user's code."""
+
+    builders: list[EnvBuilder]
+    first_env: int
+    traits: EnvTraits
+    config: PoolConfig
+    lost_because: str | None  # set: this child takes the place of one that died
+    delay_s: float  # before it builds anything: the back-off of a child that dies again and again
+
+
+def scout(_child: int, files: MemoryFiles, start: bytes, measure: bool) -> None:
+    """The scout's process: build one env, look at it, leave."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lane = ObjectLane(files.objects)
+    try:
+        env = pickle.loads(start)()
+        findings = explore(env, measure)
+        with contextlib.suppress(Exception):
+            env.close()
+        lane.put(Windows.scout, findings)
+    except (Exception, SystemExit) as error:
+        lane.put(Windows.scout, Failure.of(0, error))
+        sys.exit(BUILD_FAILED)
+
+
+def run(child: int, files: MemoryFiles, shape: PoolShape, start: bytes) -> None:
+    """A child's process: build its envs, then do tasks until told to stop."""
+    faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True, chain=False)
+    lane = ObjectLane(files.objects)
+    windows = Windows(shape.num_envs)
+    try:
+        process = ChildProcess(child, files, shape, pickle.loads(start), lane, windows)
+    except _BuildFailed as error:
+        lane.put(windows.reply(child), error.failure)
+        sys.exit(BUILD_FAILED)
+    process.board.reply()
+    process.loop()
+
+
+class ChildProcess:
+    """The envs of one child and the shared memory they write to."""
+
+    def __init__(
+        self, child: int, files: MemoryFiles, shape: PoolShape, start: Start, lane: ObjectLane, windows: Windows
+    ) -> None:
+        """Build the envs."""
+        time.sleep(start.delay_s)
+        obs_tree = SpaceTree(start.traits.observation_space)
+        self._child = child
+        self._lane = lane
+        self._windows = windows
+        self._action_tree = SpaceTree(start.traits.action_space)
+        self._arrays = SharedArrays(files, shape, obs_tree, self._action_tree)
+        self._writer = RowWriter(obs_tree)
+        self._known_columns: dict[tuple[int, int], Any] = {}  # by line and buffer: columns, final columns
+        self._columns: Any = None  # of the buffer written last
+        self._line = self._buffer = -1
+        self.board = self._arrays.board
+        self.board.start_child(child)
+        self._episodes: dict[int, GuardedEpisode] = {}
+        for env_id, build in enumerate(start.builders, start.first_env):
+            try:
+                episode = GuardedEpisode(
+                    env_id,
+                    build,
+                    start.config.autoreset,
+                    obs_tree.empty(np.zeros),
+                    self.board,
+                    max_restarts=start.config.max_env_restarts,
+                    lost_because=start.lost_because,
+                )
+                require_same_spaces(start.traits, episode.env, env_id)
+            except (Exception, SystemExit) as error:
+                raise _BuildFailed(Failure.of(env_id, error)) from error
+            self._episodes[env_id] = episode
+
+    def loop(self) -> None:
+        """Do tasks until told to stop."""
+        next_task, episodes, finish = self.board.next_task, self._episodes, self._finish
+        read_action: Callable[[int], Any] = self._read_action
+        if not self._action_tree.object_leaves:
+            read_action = action_reader(self._action_tree, self._arrays.action_columns)
+        while True:
+            task = next_task(IDLE_WAIT_S)
+            if task is None:
+                continue
+            op, env_id, line = task
+            if op == _native.STEP:
+                episode = episodes[env_id]
+                finish(env_id, line, episode, episode.step(read_action(env_id)))
+            elif op == _native.RESET:
+                episode = episodes[env_id]
+                options = self._lane.get(Windows.options)
+                finish(env_id, line, episode, episode.reset(self.board.seed(env_id), options))
+            elif op == _native.REPEAT:
+                finish(env_id, line, episodes[env_id], episodes[env_id].repeat())
+            elif op == _native.REQUEST:
+                self._answer(self._lane.get(self._windows.request(self._child)))
+            else:
+                break
+        for episode in episodes.values():
+            with contextlib.suppress(Exception):
+                episode.env.close()
+
+    def _read_action(self, env_id: int) -> Any:
+        """An action with parts that are no arrays: those lie in the object lane."""
+        objects = iter(self._lane.get(self._windows.action(env_id)))
+        columns = [{env_id: next(objects)} if column is None else column for column in self._arrays.action_columns]
+        return action_reader(self._action_tree, columns)(env_id)
+
+    def _finish(self, env_id: int, line: int, episode: GuardedEpisode, transition: Transition) -> None:
+        buffer, row = self.board.claim(env_id, line)
+        if buffer != self._buffer or line != self._line:
+            self._buffer, self._line = buffer, line
+            self._columns = self._columns_of(line, buffer)
+        columns = self._columns
+        transition, extras = self._writer.write(episode, transition, columns[0], columns[1], row)
+        flags = 0
+        if extras is not None:
+            flags = _native.HAS_OBJECTS
+            if transition.has_final:
+                flags |= _native.HAS_FINAL
+            if extras.failure is not None:
+                flags |= _native.FAILED
+            try:
+                self._lane.put(self._windows.result(env_id), extras)
+            except Exception as error:
+                unsendable = {"env_error": f"its info cannot be passed to another process: {error!r}"}
+                self._lane.put(
+                    self._windows.result(env_id),
+                    extras._replace(info=unsendable, final_info=None if extras.final_info is None else unsendable),
+                )
+        self.board.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
+
+    def _columns_of(self, line: int, buffer: int) -> Any:
+        columns = self._known_columns.get((line, buffer))
+        if columns is None:
+            columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
+        return columns
+
+    def _answer(self, request: Call | SetAttr) -> None:
+        answers: list[Any] = []
+        for position, (env_id, episode) in enumerate(self._episodes.items()):
+            try:
+                if isinstance(request, Call):
+                    answers.append(value_of(episode.env, *request))
+                else:
+                    set_attribute(episode.env, request.name, request.values[position])
+            except (Exception, SystemExit) as error:
+                return self._reply(Failure.of(env_id, error))
+        try:
+            self._reply(answers)
+        except Exception as error:  # an answer that cannot be pickled
+            self._reply(Failure.of(next(iter(self._episodes)), error))
+
+    def _reply(self, reply: list[Any] | Failure) -> None:
+        self._lane.put(self._windows.reply(self._child), reply)
+        self.board.reply()
+
+
+class _BuildFailed(Exception):
+    """An env could not be built, or has other spaces than the first."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure

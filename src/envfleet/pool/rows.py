@@ -1,0 +1,149 @@
+"""Rows of a batch: writing one env's transition, reading one env's action, and a whole batch from its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envfleet.contract.batch import StepBatch
+from envfleet.contract.episode import Transition
+from envfleet.contract.errors import EnvFleetError
+from envfleet.contract.spaces import SpaceTree
+from envfleet.pool.guard import Failure, GuardedEpisode
+
+Array = np.ndarray[Any, Any]
+
+
+class WrongObservation(EnvFleetError):
+    """An env returned an observation that its own space cannot hold."""
+
+
+class Extras(NamedTuple):
+    """What a row has besides arrays."""
+
+    info: dict[str, Any]
+    final_info: dict[str, Any] | None  # set where an episode ended in the same step
+    objects: list[Any] | None  # leaves of the observation that are no arrays
+    final_objects: list[Any] | None
+    failure: Failure | None
+
+
+class RowWriter:
+    """Writes transitions of one space into row r of columns [rows, *leaf.shape]."""
+
+    def __init__(self, tree: SpaceTree) -> None:
+        """The writer for one observation space."""
+        self._tree = tree
+        self._one_array = tree.is_one_array
+        self._shape = tree.leaves[0].shape if tree.leaves else ()
+
+    def write(
+        self,
+        episode: GuardedEpisode,
+        transition: Transition,
+        columns: Sequence[Array],
+        final_columns: Sequence[Array],
+        row: int,
+    ) -> tuple[Transition, Extras | None]:
+        """Write the arrays; returns the transition (a failed one if the observation is wrong) and the rest."""
+        final_objects = None
+        try:
+            objects = self._write_obs(transition.obs, columns, row)
+            if transition.has_final:
+                final_objects = self._write_obs(transition.final_obs, final_columns, row)
+        except WrongObservation as error:
+            transition = episode.refuse_obs(error)
+            objects = self._write_obs(transition.obs, columns, row)
+        if not (transition.info or transition.has_final or objects or episode.failure):
+            return transition, None
+        final_info = (transition.final_info or {}) if transition.has_final else None
+        return transition, Extras(transition.info, final_info, objects, final_objects, episode.failure)
+
+    def _write_obs(self, obs: Any, columns: Sequence[Array], row: int) -> list[Any] | None:
+        if self._one_array:
+            if type(obs) is np.ndarray and obs.shape == self._shape:  # nearly always: a quick way past all checks
+                columns[0][row] = obs
+            else:
+                self._write_leaf(obs, columns[0], row, 0)
+            return None
+        try:
+            values = self._tree.flatten(obs)
+        except (KeyError, IndexError, TypeError) as error:
+            raise WrongObservation(f"its observation has not the form of {self._tree.space}: {error!r}") from None
+        for column, leaf in zip(columns, self._tree.array_leaves, strict=True):
+            self._write_leaf(values[leaf], column, row, leaf)
+        return [values[leaf] for leaf in self._tree.object_leaves] or None
+
+    def _write_leaf(self, value: Any, column: Array, row: int, leaf: int) -> None:
+        try:
+            # NumPy would broadcast a smaller array silently.
+            if np.shape(value) == column.shape[1:]:
+                column[row] = value
+                return
+        except (TypeError, ValueError):
+            pass
+        expected = self._tree.leaves[leaf]
+        got = f"shape {np.shape(value)}" if isinstance(value, np.ndarray) else repr(value)
+        raise WrongObservation(
+            f"its {expected.name_in('observation')} must be an array of shape {expected.shape} and "
+            f"dtype {expected.dtype}, as its space says; got {got}"
+        )
+
+
+def action_reader(tree: SpaceTree, columns: Sequence[Any]) -> Callable[[int], Any]:
+    """A function from a row to its action, for actions given by leaves. Arrays are copied: the env may keep them."""
+    if not tree.is_one_array:
+        return lambda row: tree.unflatten([_owned(column[row]) for column in columns])
+    column = columns[0]
+    if tree.leaves[0].shape == ():
+        return lambda row: column[row]
+    return lambda row: column[row].copy()
+
+
+def _owned(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def assemble_batch(
+    tree: SpaceTree,
+    fixed: Sequence[Array],
+    columns: Sequence[Array],
+    final_columns: Sequence[Array],
+    extras: Mapping[int, Extras],
+) -> StepBatch:
+    """A batch from (env_ids, rewards, terminated, truncated), the observations' columns and the rows' extras."""
+    env_ids, rewards, terminated, truncated = fixed
+    if not extras and not tree.object_leaves:
+        return StepBatch(env_ids, _join(tree, columns, {}, 0), rewards, terminated, truncated, {})
+    num_rows = len(env_ids)
+    final_rows = sorted(row for row, extra in extras.items() if extra.final_info is not None)
+    objects = {row: extra.objects for row, extra in extras.items() if extra.objects}
+    batch = StepBatch(
+        env_ids,
+        _join(tree, columns, objects, num_rows),
+        rewards,
+        terminated,
+        truncated,
+        infos={row: extra.info for row, extra in extras.items() if extra.info},
+    )
+    if not final_rows:
+        return batch
+    final_objects = {row: extra.final_objects for row, extra in extras.items() if extra.final_objects}
+    return batch._replace(
+        final_rows=np.array(final_rows, dtype=np.intp),
+        final_obs=_join(tree, final_columns, final_objects, num_rows),
+        final_infos={row: extras[row].final_info or {} for row in final_rows},
+    )
+
+
+def _join(tree: SpaceTree, columns: Sequence[Array], objects: Mapping[int, list[Any]], num_rows: int) -> Any:
+    if tree.is_one_array:
+        return columns[0]
+    values: list[Any] = [None] * len(tree.leaves)
+    for leaf, column in zip(tree.array_leaves, columns, strict=True):
+        values[leaf] = column
+    for i, leaf in enumerate(tree.object_leaves):
+        values[leaf] = tuple(objects[row][i] if row in objects else None for row in range(num_rows))
+    return tree.unflatten(values)

@@ -1,0 +1,159 @@
+"""The serial backend: all envs in this thread, one after the other. Slow, obviously right, the oracle of tests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from envfleet.contract.batch import StepBatch
+from envfleet.contract.episode import Env, Transition
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvTraits
+from envfleet.pool.backend import IntArray, Line, PoolConfig
+from envfleet.pool.building import EnvBuilder
+from envfleet.pool.guard import Failure, GuardedEpisode
+from envfleet.pool.rows import Extras, RowWriter, action_reader, assemble_batch
+from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
+
+
+class SerialBackend:
+    """A task waits until recv() needs its result; then it is done, in the order in which tasks were sent."""
+
+    def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
+        """Build all envs."""
+        self._config = config
+        self._num_failures: Counter[int] = Counter()
+        first = builders[0]()
+        self.traits: EnvTraits = traits_of(first)
+        built: list[Env] = [first]  # env 0, built to learn the spaces; only a restart builds another in its place
+        self._obs_tree = SpaceTree(self.traits.observation_space)
+        self._action_tree = SpaceTree(self.traits.action_space)
+        self._writer = RowWriter(self._obs_tree)
+        self._episodes = [
+            GuardedEpisode(
+                env_id,
+                partial(_take_or_build, built, build),
+                config.autoreset,
+                self._obs_tree.empty(np.zeros),
+                self,
+                max_restarts=config.max_env_restarts,
+            )
+            for env_id, build in enumerate(builders)
+        ]
+        for env_id, episode in enumerate(self._episodes):
+            require_same_spaces(self.traits, episode.env, env_id)
+        self._tasks: deque[tuple[int, Callable[[], Transition]]] = deque()
+        self._filling: _Filling | None = None
+        self._failures: list[Failure] = []  # that the caller has not heard of
+
+    def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
+        """See Backend."""
+        tasks: dict[int, Callable[[], Transition]] = {}
+        if line is Line.FULL:
+            tasks = {env_id: episode.repeat for env_id, episode in enumerate(self._episodes)}
+        for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
+            episode = self._episodes[env_id]
+            tasks[env_id] = partial(episode.reset, seed, options)
+        self._tasks.extend(tasks.items())
+
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+        """See Backend."""
+        read_action = action_reader(self._action_tree, action_leaves)
+        for row, env_id in enumerate(range(self._config.num_envs) if env_ids is None else env_ids.tolist()):
+            self._tasks.append((env_id, partial(self._episodes[env_id].step, read_action(row))))
+
+    def recv(self, line: Line, timeout_s: float) -> StepBatch:
+        """See Backend. A step in this thread cannot be cut off, so `timeout_s` has no effect."""
+        num_rows = self._config.num_envs if line is Line.FULL else self._config.rows
+        filling = self._filling = self._filling or _Filling(self._obs_tree, num_rows)
+        while filling.num_done < num_rows:
+            env_id, task = self._tasks.popleft()
+            row = env_id if line is Line.FULL else filling.num_done
+            filling.write(row, env_id, self._episodes[env_id], task(), self._writer)
+            failure = self._episodes[env_id].failure
+            if failure is not None:
+                self._failures.append(failure)
+        if self._failures:
+            raise self._failures.pop(0).to_exception()
+        self._filling = None
+        return assemble_batch(self._obs_tree, filling.fixed, filling.columns, filling.final_columns, filling.extras)
+
+    def drain(self, timeout_s: float) -> None:
+        """See Backend."""
+        for _, task in self._tasks:
+            task()
+        self._tasks.clear()
+        self._filling = None
+        self._failures.clear()
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """See Backend."""
+        return [self._on_env(env_id, value_of, name, args, kwargs) for env_id in range(self._config.num_envs)]
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """See Backend."""
+        for env_id, value in enumerate(values):
+            self._on_env(env_id, set_attribute, name, value)
+
+    def close(self) -> None:
+        """See Backend."""
+        episodes, self._episodes = self._episodes, []
+        for episode in episodes:
+            with contextlib.suppress(Exception):
+                episode.env.close()
+
+    def _on_env(self, env_id: int, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(self._episodes[env_id].env, *args)
+        except Exception as error:
+            raise Failure.of(env_id, error).to_exception() from None
+
+    def num_failures(self, env_id: int) -> int:
+        """See FailureCount."""
+        return self._num_failures[env_id]
+
+    def add_failure(self, env_id: int) -> int:
+        """See FailureCount."""
+        self._num_failures[env_id] += 1
+        return self._num_failures[env_id]
+
+    def forgive_failures(self, env_id: int) -> None:
+        """See FailureCount."""
+        self._num_failures[env_id] = 0
+
+
+def _take_or_build(built: list[Env], build: EnvBuilder) -> Env:
+    return built.pop() if built else build()
+
+
+class _Filling:
+    """A batch of which some rows are written."""
+
+    def __init__(self, tree: SpaceTree, num_rows: int) -> None:
+        leaves = [leaf for leaf in tree.leaves if leaf.dtype is not None]
+        self.columns = [np.zeros((num_rows, *leaf.shape), leaf.dtype) for leaf in leaves]
+        self.final_columns = [np.zeros((num_rows, *leaf.shape), leaf.dtype) for leaf in leaves]
+        self.fixed = (
+            np.zeros(num_rows, np.int32),
+            np.zeros(num_rows, np.float64),
+            np.zeros(num_rows, np.bool_),
+            np.zeros(num_rows, np.bool_),
+        )
+        self.extras: dict[int, Extras] = {}
+        self.num_done = 0
+
+    def write(self, row: int, env_id: int, episode: GuardedEpisode, transition: Transition, writer: RowWriter) -> None:
+        transition, extras = writer.write(episode, transition, self.columns, self.final_columns, row)
+        env_ids, rewards, terminated, truncated = self.fixed
+        env_ids[row] = env_id
+        rewards[row] = transition.reward
+        terminated[row] = transition.terminated
+        truncated[row] = transition.truncated
+        if extras is not None:
+            self.extras[row] = extras
+        self.num_done += 1
