@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from contenders import Actions, Contender, EnvFn, Running, Window, deadline
 from workloads import WORKLOADS, Peer, Workload, burn_iterations_per_s, parallel_speedup
 
@@ -306,6 +307,14 @@ def _notes(result: RowResult) -> Iterator[str]:
         yield f"{row}: other work kept {busy:.1f} cores busy, which bends the ratios; run again when quiet."
 
 
+def update_readme(markdown: str) -> None:
+    """Put the table between its marks in the README, which states nothing that this script did not measure."""
+    readme = Path(__file__).parent.parent / "README.md"
+    begin, end = "<!-- begin: benchmarks/pool.py -->\n", "<!-- end: benchmarks/pool.py -->"
+    before, _, rest = readme.read_text().partition(begin)
+    readme.write_text(before + begin + markdown + end + rest.partition(end)[2])
+
+
 def parse_args() -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -348,6 +357,7 @@ def main() -> int:
         # Only now: some rows, or a trial, must not replace the record of a whole run.
         json_path = json_path.replace(args.results_dir / "pool.json")
         markdown_path = markdown_path.replace(args.results_dir / "pool.md")
+        update_readme(markdown_path.read_text())
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")
     return int(any(outcome.has_failed for result in results for outcome in result.outcomes.values()))

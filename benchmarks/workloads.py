@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
 from contenders import (
     GYMNASIUM_ASYNC,
     GYMNASIUM_SYNC,
@@ -117,9 +118,7 @@ class Workload:
 
 
 def _burns(cpu_s: float) -> Callable[[int, float], EnvFn]:
-    return lambda env_id, iterations_per_s: partial(
-        CostEnv, num_burn_iterations=round(cpu_s * iterations_per_s)
-    )
+    return lambda env_id, iterations_per_s: partial(CostEnv, num_burn_iterations=round(cpu_s * iterations_per_s))
 
 
 FAST_BURN_S = 100e-6

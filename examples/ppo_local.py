@@ -114,9 +114,7 @@ def log_prob_of(actions: Tensor, log_probs: Tensor) -> Tensor:
     return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
-def advantages_of(
-    rewards: Tensor, values: Tensor, terminated: Tensor, ended: Tensor, settings: Settings
-) -> Tensor:
+def advantages_of(rewards: Tensor, values: Tensor, terminated: Tensor, ended: Tensor, settings: Settings) -> Tensor:
     """Generalized advantage estimates; `values` is [T + 1, N], all else [T, N].
 
     Two flags, because they stop two things. After a termination nothing follows: the next value counts as 0.
@@ -178,9 +176,7 @@ def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: ProgressD
     envs = RecordEpisodeStatistics(pool)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not (isinstance(obs_space, Box) and isinstance(action_space, Discrete) and action_space.start == 0):
-        raise TypeError(
-            f"expected Box observations and Discrete actions from 0, got {obs_space}, {action_space}"
-        )
+        raise TypeError(f"expected Box observations and Discrete actions from 0, got {obs_space}, {action_space}")
     agent = Agent(obs_space.shape, int(action_space.n), settings.num_hidden)
     optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5)
 

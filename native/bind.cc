@@ -252,16 +252,11 @@ void bind(nb::module_& m) {
       .def("num_in_flight", [](PyBoard& self, std::uint8_t line) { return self.board().line(line).num_in_flight(); })
       .def("busy_env_ids", [](PyBoard& self) { return self.board().busy_env_ids(); })
       .def("next_failed_env", [](PyBoard& self) { return self.board().next_failed_env(); })
-      .def("failed_env_ids",
-           [](PyBoard& self) {
-             std::vector<std::int32_t> env_ids;  // one at most: the caller raises it, and asks again for the next
-             if (const auto env_id = self.board().next_failed_env()) env_ids.push_back(*env_id);
-             return env_ids;
-           })
       .def("abandon", [](PyBoard& self) { self.board().abandon(); })
       .def("post_request", [](PyBoard& self, std::uint32_t child) { self.board().post_request(child); })
       .def("post_stop", [](PyBoard& self, std::uint32_t child) { self.board().post_stop(child); })
       .def("wait_replies", &PyBoard::wait_replies, "child"_a, "num_replies"_a, "timeout_s"_a)
+      .def("let_parent_spin", [](PyBoard& self, bool may_spin) { self.board().let_parent_spin(may_spin); })
       .def("take_exits", [](PyBoard& self) { return self.board().take_exits(); })
       .def("recover", [](PyBoard& self, std::uint32_t child) { return self.board().recover(child); })
       .def("doing",

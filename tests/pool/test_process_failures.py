@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from waiting import is_running, wait_until
 
 import envfleet
 from envfleet.testing import Act, ScriptedEnv
+from waiting import is_running, wait_until
 
 STEP = 1
 

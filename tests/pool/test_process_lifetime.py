@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import descendants, is_running, own_children, wait_until
 
 import envfleet
 from envfleet.testing import Act, ScriptedEnv
+from waiting import descendants, is_running, own_children, wait_until
 
 MAKE = """
     import sys, time

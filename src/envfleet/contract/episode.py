@@ -52,10 +52,14 @@ class Episode:
     autoreset: Autoreset
     last_obs: Any  # before the first reset: an observation of zeros
     ended: bool = True
+    next_seed: int | None = None  # for the next reset without a seed of its own: the env is new and unseeded
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Transition:
         """Start an episode, whatever state the last one is in."""
+        if seed is None:
+            seed = self.next_seed
         self.last_obs, info = self.env.reset(seed=seed, options=options)
+        self.next_seed = None
         self.ended = False
         return Transition(self.last_obs, 0.0, False, False, info)
 

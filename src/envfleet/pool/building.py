@@ -40,7 +40,8 @@ class EnvBuilder:
                 **kwargs,
             )
             return made
-        env: Any = (_imported(self.source) if isinstance(self.source, str) else self.source)(**kwargs)
+        make = _imported(self.source) if isinstance(self.source, str) else self.source
+        env: gymnasium.Env[Any, Any] = make(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}")
         if self.max_episode_steps is not None:

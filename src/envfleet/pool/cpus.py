@@ -18,7 +18,9 @@ def _cgroup_quota(proc: Path, root: Path) -> float | None:
     """The tightest CPU quota on the way from this process's cgroup up to the root, in CPUs."""
     quotas: list[float] = []
     for line in _read(proc / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not path:
+            continue
         if controllers == "":  # version 2, alone or beside version 1
             mounts = [root, root / "unified"]
         elif "cpu" in controllers.split(","):

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from envfleet.contract.episode import Autoreset, Env, Episode, Transition
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 
@@ -85,6 +87,7 @@ class GuardedEpisode:
         *,
         max_restarts: int | None,  # None: restarts are off
         lost_because: str | None = None,  # set: an earlier instance is gone, and the caller does not know yet
+        seed: int | None = None,  # of the earlier instance
     ) -> None:
         """Build the env."""
         self.failure: Failure | None = None
@@ -94,9 +97,9 @@ class GuardedEpisode:
         self._counts = counts
         self._max_restarts = max_restarts
         self._lost_because = lost_because
-        self._seed: int | None = None
+        self._seed = seed
         self._must_rebuild = False
-        self._episode = Episode(build(), autoreset, last_obs=empty_obs)
+        self._episode = Episode(build(), autoreset, last_obs=empty_obs, next_seed=self._seed_of_rebuilt())
 
     @property
     def env(self) -> Any:
@@ -180,4 +183,12 @@ class GuardedEpisode:
             self._episode.env.close()
         time.sleep(backoff_s(self._counts.num_failures(self._env_id)))
         self._episode.env = self._build()
+        self._episode.next_seed = self._seed_of_rebuilt()
         self._must_rebuild = False
+
+    def _seed_of_rebuilt(self) -> int | None:
+        """A seed that differs from failure to failure (the same one might fail again), but not from run to run."""
+        if self._seed is None:
+            return None
+        entropy = (self._seed, self._counts.num_failures(self._env_id))
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])

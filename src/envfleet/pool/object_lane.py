@@ -43,6 +43,10 @@ class ObjectLane:
             written = os.pwrite(self._fd, view, offset)
             view, offset = view[written:], offset + written
 
+    def is_empty(self, window: int) -> bool:
+        """Has nothing been put yet?"""
+        return not any(os.pread(self._fd, _LENGTH.size, window * _WINDOW_BYTES))
+
     def get(self, window: int) -> Any:
         """Read the object that was put last."""
         offset = window * _WINDOW_BYTES
@@ -62,19 +66,20 @@ class Windows:
         self._num_envs = num_envs
 
     options = 0  # options of the reset under way; parent to all children
-    scout = 1  # what the scout found; scout to parent
+    traits = 1  # of the first env; scout to parent
+    timing = 2  # of its steps; scout to parent
 
     def action(self, env_id: int) -> int:
         """Parts of an env's action that are no arrays; parent to child."""
-        return 2 + env_id
+        return 3 + env_id
 
     def result(self, env_id: int) -> int:
         """Extras of an env's result; child to parent."""
-        return 2 + self._num_envs + env_id
+        return 3 + self._num_envs + env_id
 
     def request(self, child: int) -> int:
         """A request to a child."""
-        return 2 + 2 * self._num_envs + 2 * child
+        return 3 + 2 * self._num_envs + 2 * child
 
     def reply(self, child: int) -> int:
         """A child's reply to it."""

@@ -34,6 +34,7 @@ logger = logging.getLogger("envfleet.pool")
 WAIT_SLICE_S = 0.2  # how often a wait looks whether the nursery still lives; all else wakes it at once
 CLOSE_GRACE_S = 5.0  # for envs to close themselves
 STACK_WAIT_S = 1.0
+MEASURE_WAIT_S = 10.0  # for the scout's steps; they are cut off at 0.2 s unless one of them hangs
 
 _OP_NAMES = {_native.STEP: "in step()", _native.RESET: "in reset()"}
 
@@ -62,8 +63,8 @@ class ProcessBackend:
             self._board = self._household.board = self._arrays.board
             self._household.num_children = self._shape.num_children
             self._board.clear()
+            self._board.let_parent_spin(self._shape.num_children < usable_cpus())
             self._all_env_ids = np.arange(config.num_envs, dtype=np.int32)
-            self._told_failures: set[int] = set()  # envs in flight whose failure the caller has heard of
             self._num_requests = [1] * self._shape.num_children  # the first reply says that the child is ready
             self._household.nursery.tell(self._watch())
             for child in range(self._shape.num_children):
@@ -101,12 +102,11 @@ class ProcessBackend:
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend."""
-        if self._board.wait_full(line, 0.0) != _native.READY:
-            deadline_s = time.monotonic() + timeout_s
-            while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != _native.READY:
-                self._after_wait(waited)
-                if time.monotonic() >= deadline_s:
-                    raise PoolTimeout(self._report_busy(f"no full batch after {timeout_s:g} s"))
+        deadline_s = time.monotonic() + timeout_s
+        while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != _native.READY:
+            self._after_wait(waited)
+            if time.monotonic() >= deadline_s:
+                raise PoolTimeout(self._report_busy(f"no full batch after {timeout_s:g} s"))
         flags, arrays = self._board.take(line)
         columns, final_columns = self._arrays.split(arrays)
         extras = self._extras(arrays[0], arrays[4]) if flags else {}
@@ -126,7 +126,6 @@ class ProcessBackend:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.01)
         self._board.abandon()
-        self._told_failures.clear()
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """See Backend."""
@@ -147,25 +146,29 @@ class ProcessBackend:
     # -- starting --
 
     def _scout(self, deadline_s: float) -> Findings:
+        nursery, lane = self._household.nursery, self._lane
         blob = cloudpickle.dumps(self._builders[0])
-        measure = self._config.num_workers is None
-        self._household.nursery.tell(Spawn(SCOUT, process_child.scout, (self._files, blob, measure)))
-        while (exited := self._household.nursery.next_exit(WAIT_SLICE_S)) is None:
-            if not self._household.nursery.is_alive:
+        nursery.tell(Spawn(SCOUT, process_child.scout, (self._files, blob, self._config.num_workers is None)))
+        measured_by_s = None  # the latest time for its measurement to end, once the env is built
+        while (exited := nursery.next_exit(WAIT_SLICE_S)) is None:
+            now_s = time.monotonic()
+            if not nursery.is_alive:
                 raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
-            if time.monotonic() >= deadline_s:
+            if measured_by_s is None and not lane.is_empty(Windows.traits):
+                measured_by_s = now_s + MEASURE_WAIT_S
+            if measured_by_s is not None and now_s >= measured_by_s:
+                nursery.tell(Signal(SCOUT, signal.SIGKILL))
+            elif measured_by_s is None and now_s >= deadline_s:
                 raise PoolTimeout(
                     f"the first env was not built after start_timeout_s={self._config.start_timeout_s:g} s; "
                     "if it takes that long, pass a larger start_timeout_s"
                 )
-        if os.waitstatus_to_exitcode(exited.status) not in (0, process_child.BUILD_FAILED):
-            raise ChildDied(
-                f"the process that built the first env {_death(exited.status)} before any step", env_id=0, env_ids=[0]
-            )
-        findings: Findings | Failure = self._lane.get(Windows.scout)
-        if isinstance(findings, Failure):
-            raise findings.to_exception("cannot be built:")
-        return findings
+        if lane.is_empty(Windows.traits):
+            raise ChildDied(f"the process that built the first env {_death(exited.status)}", env_id=0, env_ids=[0])
+        traits: EnvTraits | Failure = lane.get(Windows.traits)
+        if isinstance(traits, Failure):
+            raise traits.to_exception("cannot be built:")
+        return Findings(traits, None if lane.is_empty(Windows.timing) else lane.get(Windows.timing))
 
     def _choose_shape(self, findings: Findings) -> PoolShape:
         num_envs, num_workers = self._config.num_envs, self._config.num_workers
@@ -203,18 +206,15 @@ class ProcessBackend:
         deaths = [self._replace_child(child, _death(status)) for child, status in exits]
         if error := next((error for error in deaths if error is not None), None):
             raise error
-        for env_id in self._board.failed_env_ids():
-            if env_id not in self._told_failures:
-                self._told_failures.add(env_id)
-                failure: Failure = self._lane.get(self._windows.result(env_id)).failure
-                raise failure.to_exception()
+        if (env_id := self._board.next_failed_env()) is not None:
+            extras = Extras(*self._lane.get(self._windows.result(env_id)))
+            assert extras.failure is not None  # the flag and the report are written together
+            raise extras.failure.to_exception()
 
     def _extras(self, env_ids: np.ndarray[Any, Any], row_flags: np.ndarray[Any, Any]) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
         for row in np.flatnonzero(row_flags & _native.HAS_OBJECTS).tolist():
-            env_id = int(env_ids[row])
-            extras[row] = self._lane.get(self._windows.result(env_id))
-            self._told_failures.discard(env_id)
+            extras[row] = Extras(*self._lane.get(self._windows.result(int(env_ids[row]))))
         return extras
 
     def _request(self, requests: Sequence[process_child.Call | process_child.SetAttr], what: str) -> list[Any]:

@@ -21,10 +21,10 @@ from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.object_lane import ObjectLane, Windows
-from envfleet.pool.rows import RowWriter, action_reader
-from envfleet.pool.scout import explore
+from envfleet.pool.rows import Extras, RowWriter, action_reader
+from envfleet.pool.scout import time_steps
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
-from envfleet.pool.traits import require_same_spaces, set_attribute, value_of
+from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # not used by Python, and hardly by any env
 BUILD_FAILED = 71  # exit status; the reply says why
@@ -59,16 +59,16 @@ class Start(NamedTuple):
 
 def scout(_child: int, files: MemoryFiles, start: bytes, measure: bool) -> None:
     """The scout's process: build one env, look at it, leave."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     lane = ObjectLane(files.objects)
     try:
         env = pickle.loads(start)()
-        findings = explore(env, measure)
+        lane.put(Windows.traits, traits_of(env))
+        if measure:  # last: a random action may be the end of this process
+            lane.put(Windows.timing, time_steps(env))
         with contextlib.suppress(Exception):
             env.close()
-        lane.put(Windows.scout, findings)
     except (Exception, SystemExit) as error:
-        lane.put(Windows.scout, Failure.of(0, error))
+        lane.put(Windows.traits, Failure.of(0, error))
         sys.exit(BUILD_FAILED)
 
 
@@ -117,6 +117,7 @@ class ChildProcess:
                     self.board,
                     max_restarts=start.config.max_env_restarts,
                     lost_because=start.lost_because,
+                    seed=None if start.lost_because is None else self.board.seed(env_id),
                 )
                 require_same_spaces(start.traits, episode.env, env_id)
             except (Exception, SystemExit) as error:
@@ -171,15 +172,17 @@ class ChildProcess:
                 flags |= _native.HAS_FINAL
             if extras.failure is not None:
                 flags |= _native.FAILED
-            try:
-                self._lane.put(self._windows.result(env_id), extras)
-            except Exception as error:
-                unsendable = {"env_error": f"its info cannot be passed to another process: {error!r}"}
-                self._lane.put(
-                    self._windows.result(env_id),
-                    extras._replace(info=unsendable, final_info=None if extras.final_info is None else unsendable),
-                )
+            self._put_extras(env_id, extras)
         self.board.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
+
+    def _put_extras(self, env_id: int, extras: Extras) -> None:
+        window = self._windows.result(env_id)
+        try:
+            self._lane.put(window, tuple(extras))  # not the named tuple: its class would be looked up for each row
+        except Exception as error:
+            unsendable = {"env_error": f"its info cannot be passed to another process: {error!r}"}
+            final_info = None if extras.final_info is None else unsendable
+            self._lane.put(window, tuple(extras._replace(info=unsendable, final_info=final_info)))
 
     def _columns_of(self, line: int, buffer: int) -> Any:
         columns = self._known_columns.get((line, buffer))

@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium
 
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.traits import traits_of
 
 MOST_STEPS = 64
 MOST_SECONDS = 0.2
@@ -49,12 +48,6 @@ class Findings:
     timing: Timing | None  # None: not measured, or the env did not run
 
 
-def explore(env: gymnasium.Env[Any, Any], measure: bool) -> Findings:
-    """Look at a new env. The caller closes it."""
-    traits = traits_of(env)
-    return Findings(traits, _time_steps(env) if measure else None)
-
-
 def choose_num_workers(findings: Findings, num_envs: int, num_cpus: int) -> tuple[int, str]:
     """How many processes, and why, in words for the log."""
     timing = findings.timing
@@ -70,7 +63,8 @@ def choose_num_workers(findings: Findings, num_envs: int, num_cpus: int) -> tupl
     return num_workers, f"more than the {num_cpus} CPUs, since the env mostly waits: {measured}"
 
 
-def _time_steps(env: gymnasium.Env[Any, Any]) -> Timing | None:
+def time_steps(env: gymnasium.Env[Any, Any]) -> Timing | None:
+    """Take the first steps, with random actions; None if the env does not like them."""
     try:
         env.reset(seed=0)
         env.action_space.seed(0)

@@ -6,7 +6,7 @@ import enum
 import os
 import signal
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -35,7 +35,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
     [a number drawn at the reset, steps in this episode, episodes since the last seeded reset, last action]
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 1}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012 - as Gymnasium declares it
 
     def __init__(self, name: str = "env", sleep_s: float = 0.2, render_mode: str | None = None) -> None:
         """`name` can be read with get_attr."""

@@ -1,0 +1,55 @@
+# The verbs of this project; CI calls only these. Each installs what it needs into .venv by itself.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(shell find native -name '*.h' -o -name '*.cc') CMakeLists.txt
+JOBS := $(shell nproc)
+
+.PHONY: demo test check sanitize bench docs clean
+
+# Train an agent on a local pool: live progress, a learning curve and a summary at the end (about a minute).
+demo: $(VENV)/with-demo
+	$(BIN)/python examples/ppo_local.py --require-target
+
+# All tests: the C++ core's, then Python's, with coverage.
+test: $(VENV)/with-test build/native/passed
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+check: $(VENV)/with-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.h' -o -name '*.cc')
+
+# The C++ core's tests under the thread sanitizer, and under the address and undefined-behaviour sanitizers.
+sanitize: build/native-thread/passed build/native-address,undefined/passed
+
+bench: $(VENV)/with-bench
+	$(BIN)/python benchmarks/pool.py
+
+docs: $(VENV)/with-docs
+	$(BIN)/pdoc envfleet envfleet.testing -o build/docs
+	@echo "written: build/docs/index.html"
+
+clean:
+	rm -rf build dist runs $(VENV) .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# -- what they need --
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/with-%: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+build/native/passed: SANITIZE =
+build/native-%/passed: SANITIZE = $*
+build/native/passed build/native-%/passed: $(NATIVE) | $(VENV)/with-test
+	$(BIN)/cmake -S . -B $(@D) -DENVFLEET_NATIVE_TESTS=ON -DENVFLEET_SANITIZE=$(SANITIZE) > /dev/null
+	$(BIN)/cmake --build $(@D) --parallel $(JOBS)
+	$(BIN)/ctest --test-dir $(@D) --output-on-failure --timeout 300
+	@touch $@

@@ -1,0 +1,32 @@
+"""What the documents show is executed, and what they state is what the script measured."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=range(len(PYTHON_BLOCKS)))
+def test_readme_examples_run(block):
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_the_benchmark_table_is_the_scripts():
+    between = re.search(r"<!-- begin: benchmarks/pool.py -->\n(.*?)<!-- end", README, re.DOTALL).group(1)
+    assert between.strip() == (ROOT / "benchmarks" / "results" / "pool.md").read_text().strip()
+
+
+def test_links_lead_somewhere():
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            assert target.startswith("http") or (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_version_is_in_the_changelog():
+    import envfleet
+
+    assert f"## {envfleet.__version__} - " in (ROOT / "CHANGELOG.md").read_text()
