@@ -3,7 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(shell find native -name '*.h' -o -name '*.cc') CMakeLists.txt
+NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
+NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
 JOBS := $(shell nproc)
 
 .PHONY: demo test check sanitize bench docs clean
@@ -13,7 +14,7 @@ demo: $(VENV)/with-demo
 	$(BIN)/python examples/ppo_local.py --require-target
 
 # All tests: the C++ core's, then Python's, with coverage.
-test: $(VENV)/with-test build/native/passed
+test: $(VENV)/with-test build/native/plain/passed
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
 
 check: $(VENV)/with-check
@@ -21,10 +22,10 @@ check: $(VENV)/with-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE_SOURCES)
 
 # The C++ core's tests under the thread sanitizer, and under the address and undefined-behaviour sanitizers.
-sanitize: build/native-thread/passed build/native-address,undefined/passed
+sanitize: build/native/thread/passed build/native/address/passed
 
 bench: $(VENV)/with-bench
 	$(BIN)/python benchmarks/pool.py
@@ -46,10 +47,11 @@ $(VENV)/with-%: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
-build/native/passed: SANITIZE =
-build/native-%/passed: SANITIZE = $*
-build/native/passed build/native-%/passed: $(NATIVE) | $(VENV)/with-test
-	$(BIN)/cmake -S . -B $(@D) -DENVFLEET_NATIVE_TESTS=ON -DENVFLEET_SANITIZE=$(SANITIZE) > /dev/null
+SANITIZER_plain :=
+SANITIZER_thread := thread
+SANITIZER_address := address,undefined
+build/native/%/passed: $(NATIVE) | $(VENV)/with-test
+	$(BIN)/cmake -S . -B $(@D) -DENVFLEET_NATIVE_TESTS=ON -DENVFLEET_SANITIZE=$(SANITIZER_$*) > /dev/null
 	$(BIN)/cmake --build $(@D) --parallel $(JOBS)
 	$(BIN)/ctest --test-dir $(@D) --output-on-failure --timeout 300
 	@touch $@

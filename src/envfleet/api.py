@@ -27,6 +27,7 @@ def make(
     env_kwargs: EnvKwargs = None,
     max_episode_steps: int | None = None,
     num_workers: int | None = None,
+    pin_workers: bool = True,
     on_env_error: Literal["raise", "restart"] = "raise",
     max_env_restarts: int = 10,
     render_mode: str | None = None,
@@ -50,6 +51,7 @@ def make(
         max_episode_steps: Truncate episodes after so many steps; None: as registered.
         num_workers: Number of child processes. None: one for each CPU this process may use, and more if the
             env mostly waits, which its first steps show; the log says what was chosen and why.
+        pin_workers: Bind each child process to its share of the CPUs, if there are at least as many CPUs.
         on_env_error: "raise": an env that fails, or whose process dies, raises EnvFailed. "restart": its row
             is truncated, `info["env_error"]` says why, and the env is built anew.
         max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
@@ -69,6 +71,7 @@ def make(
         autoreset=_autoreset(autoreset_mode),
         max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
         num_workers=num_workers,
+        pin_workers=pin_workers,
         timeout_s=timeout_s,
         start_timeout_s=start_timeout_s,
     )

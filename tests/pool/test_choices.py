@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.pool.cpus import usable_cpus
+from envfleet.pool.cpus import share_of, usable_cpus
 from envfleet.pool.scout import Findings, Timing, choose_num_workers
 from envfleet.testing import ScriptedEnv
 
@@ -49,6 +49,29 @@ def test_version_1_quota_counts(cgroups):
 
 def test_less_than_one_cpu_is_still_one(cgroups):
     assert cgroups(["0::/"], {"cpu.max": "20000 100000"}) == 1
+
+
+def test_children_share_the_cpus_in_blocks():
+    cpus = [0, 1, 2, 3, 8, 9, 10]
+    assert [list(share_of(cpus, child, 3)) for child in range(3)] == [[0, 1], [2, 3], [8, 9, 10]]
+    assert [list(share_of(cpus, child, 7)) for child in range(7)] == [[cpu] for cpu in cpus]
+    assert share_of(cpus, 5, 8) == cpus
+
+
+@pytest.mark.parametrize("pin", [True, False])
+def test_children_keep_to_their_share(pin):
+    with envfleet.make(Pinned, 2, backend="process", num_workers=2, pin_workers=pin) as pool:
+        first, second = pool.call("cpus")
+        everything = os.sched_getaffinity(0)
+        if pin and len(everything) > 1:
+            assert first.isdisjoint(second) and first | second == everything
+        else:
+            assert first == second == everything
+
+
+class Pinned(ScriptedEnv):
+    def cpus(self):
+        return os.sched_getaffinity(0)
 
 
 def test_no_cgroups_at_all(cgroups):

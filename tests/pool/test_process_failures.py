@@ -163,7 +163,7 @@ def test_reset_drops_what_is_in_flight():
 
 
 def test_closing_does_not_wait_for_a_hung_env(monkeypatch):
-    monkeypatch.setattr("envfleet.pool.process.CLOSE_GRACE_S", 0.2)
+    monkeypatch.setattr("envfleet.pool.household.CLOSE_GRACE_S", 0.2)
     pool = make(env_kwargs={"sleep_s": 60.0})
     pool.reset(seed=0)
     pids = pids_of(pool)

@@ -111,8 +111,8 @@ def test_ctrl_c_interrupts_a_wait_and_the_pool_closes(tmp_path):
             pool.step(np.full(4, Act.SLEEP))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
-        import envfleet.pool.process
-        envfleet.pool.process.CLOSE_GRACE_S = 0.1
+        import envfleet.pool.household
+        envfleet.pool.household.CLOSE_GRACE_S = 0.1
     """
     process = start_script(tmp_path, body, start_new_session=True)
     family = descendants(process.pid)

@@ -34,6 +34,7 @@ class PoolConfig:
     autoreset: Autoreset = Autoreset.NEXT_STEP
     max_env_restarts: int | None = None  # None: an env that fails is reported, not restarted
     num_workers: int | None = None  # None: chosen from the CPUs and from how the env spends its time
+    pin_workers: bool = True  # bind each worker to its share of the CPUs, where there are enough of them
     timeout_s: float = 60.0  # for results of envs
     start_timeout_s: float = 300.0  # for building them
 

@@ -1,9 +1,11 @@
-"""How many CPUs may this process use? Affinity and cgroup quota count, so that Slurm's and Kubernetes' limits hold."""
+"""CPUs: how many this process may use (so that limits of Slurm and Kubernetes hold), and which belong to a child."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -12,6 +14,19 @@ def usable_cpus(proc: Path = Path("/proc/self"), cgroup_root: Path = Path("/sys/
     affinity = len(os.sched_getaffinity(0))
     quota = _cgroup_quota(proc, cgroup_root)
     return affinity if quota is None else max(1, min(affinity, math.floor(quota)))
+
+
+def share_of(cpus: Sequence[int], child: int, num_children: int) -> Sequence[int]:
+    """The CPUs of one child: contiguous blocks of nearly equal size; all of them if there are too few to divide."""
+    if num_children > len(cpus):
+        return cpus
+    return cpus[child * len(cpus) // num_children : (child + 1) * len(cpus) // num_children]
+
+
+def keep_to_share(child: int, num_children: int) -> None:
+    """Bind this process to its share, or the kernel may leave children that wake each other on one CPU."""
+    with contextlib.suppress(OSError):  # a CPU may have been taken away meanwhile
+        os.sched_setaffinity(0, share_of(sorted(os.sched_getaffinity(0)), child, num_children))
 
 
 def _cgroup_quota(proc: Path, root: Path) -> float | None:

@@ -23,6 +23,7 @@ from envfleet.pool.backend import IntArray, Line, PoolConfig
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.cpus import usable_cpus
 from envfleet.pool.guard import Failure, backoff_s
+from envfleet.pool.household import Household
 from envfleet.pool.nursery import SCOUT, Nursery, Signal, Spawn, WatchBoard
 from envfleet.pool.object_lane import ObjectLane, Windows
 from envfleet.pool.rows import Extras, assemble_batch
@@ -32,7 +33,6 @@ from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
 logger = logging.getLogger("envfleet.pool")
 
 WAIT_SLICE_S = 0.2  # how often a wait looks whether the nursery still lives; all else wakes it at once
-CLOSE_GRACE_S = 5.0  # for envs to close themselves
 STACK_WAIT_S = 1.0
 MEASURE_WAIT_S = 10.0  # for the scout's steps; they are cut off at 0.2 s unless one of them hangs
 
@@ -49,8 +49,8 @@ class ProcessBackend:
         self._files = MemoryFiles.create()
         self._lane = ObjectLane(self._files.objects)
         self._windows = Windows(config.num_envs)
-        self._household = _Household(self._files)
-        self._finalizer = weakref.finalize(self, _Household.shut, self._household)
+        self._household = Household(self._files)
+        self._finalizer = weakref.finalize(self, Household.shut, self._household)
         deadline_s = time.monotonic() + config.start_timeout_s
         try:
             findings = self._scout(deadline_s)
@@ -322,37 +322,3 @@ def _death(status: int) -> str:
     if code == process_child.BUILD_FAILED:
         return _BUILD_FAILED_TEXT
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit status {code}"
-
-
-class _Household:
-    """What must go when the backend goes: processes and memory files. Holds no reference to the backend."""
-
-    def __init__(self, files: MemoryFiles) -> None:
-        self.files = files
-        self.nursery = Nursery(files.all())
-        self.board: _native.Board | None = None
-        self.num_children = 0
-        self._owner_pid = os.getpid()
-        _households.add(self)
-
-    def shut(self) -> None:
-        if os.getpid() != self._owner_pid:
-            return
-        grace_s = 0.0
-        if self.board is not None:
-            grace_s = CLOSE_GRACE_S
-            for child in range(self.num_children):
-                self.board.post_stop(child)
-        self.nursery.close(grace_s)
-        self.files.close()
-
-
-_households: weakref.WeakSet[_Household] = weakref.WeakSet()
-
-
-def _abandon_in_fork() -> None:
-    for household in _households:
-        household.nursery.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_in_fork)

@@ -19,6 +19,7 @@ from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvBuilder
+from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.object_lane import ObjectLane, Windows
 from envfleet.pool.rows import Extras, RowWriter, action_reader
@@ -94,6 +95,8 @@ class ChildProcess:
     ) -> None:
         """Build the envs."""
         time.sleep(start.delay_s)
+        if start.config.pin_workers:
+            keep_to_share(child, shape.num_children)
         obs_tree = SpaceTree(start.traits.observation_space)
         self._child = child
         self._lane = lane
