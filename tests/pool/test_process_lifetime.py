@@ -89,17 +89,21 @@ def test_a_script_needs_no_main_guard_and_may_define_its_env(tmp_path):
                     return 0, {}
                 def step(self, action):
                     return 7, 1.0, False, False, {"mine": Mine}
+                def same(self, value):
+                    return value.number
+            class Value:
+                number = 4
             gymnasium.register("Mine-v0", entry_point=Mine, max_episode_steps=5)
             for env in (Mine, "Mine-v0", lambda: Mine()):
                 with envfleet.make(env, 3, num_workers=2) as pool:
                     pool.reset(seed=0)
                     obs, *_, info = pool.step(np.zeros(3, int))
-                    print(obs.tolist(), info["mine"][0].__name__)
+                    print(obs.tolist(), info["mine"][0].__name__, pool.call("same", Value())[2])
             """
         )
     )
     output = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
-    assert output.stdout == "loaded\n" + "[7, 7, 7] Mine\n" * 3
+    assert output.stdout == "loaded\n" + "[7, 7, 7] Mine 4\n" * 3
     assert output.stderr == ""
 
 

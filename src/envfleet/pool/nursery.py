@@ -102,7 +102,10 @@ class Nursery:
         return self._process.poll() is None
 
     def tell(self, message: Spawn | WatchBoard | Signal | Close) -> None:
-        """Send an order. If the nursery is dead, `is_alive` says so."""
+        """Send an order. If the nursery is dead, `is_alive` says so.
+
+        Orders are small (code goes through the object lane), so that this never waits for the nursery to read.
+        """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
 

@@ -31,10 +31,13 @@ class ObjectLane:
             blob = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception:
             blob = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        self.put_bytes(window, blob)
+        self._put_bytes(window, blob)
 
-    def put_bytes(self, window: int, blob: bytes) -> None:
-        """Write bytes that are a pickle already."""
+    def put_code(self, window: int, value: Any) -> None:
+        """Write `value`, and what is defined in `__main__` by value: the reader has another `__main__`."""
+        self._put_bytes(window, cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def _put_bytes(self, window: int, blob: bytes) -> None:
         if len(blob) > _WINDOW_BYTES - _LENGTH.size:
             raise ValueError(f"an object of {len(blob)} bytes is too large to pass between processes (limit: 4 GiB)")
         view = memoryview(_LENGTH.pack(len(blob)) + blob)
@@ -68,18 +71,19 @@ class Windows:
     options = 0  # options of the reset under way; parent to all children
     traits = 1  # of the first env; scout to parent
     timing = 2  # of its steps; scout to parent
+    scout = 3  # how to build it; parent to scout
 
     def action(self, env_id: int) -> int:
         """Parts of an env's action that are no arrays; parent to child."""
-        return 3 + env_id
+        return 4 + env_id
 
     def result(self, env_id: int) -> int:
         """Extras of an env's result; child to parent."""
-        return 3 + self._num_envs + env_id
+        return 4 + self._num_envs + env_id
 
     def request(self, child: int) -> int:
         """A request to a child."""
-        return 3 + 2 * self._num_envs + 2 * child
+        return 4 + 2 * self._num_envs + 2 * child
 
     def reply(self, child: int) -> int:
         """A child's reply to it."""

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from envfleet import _native
@@ -77,7 +76,7 @@ class ProcessBackend:
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
-        self._lane.put(Windows.options, options)
+        self._lane.put_code(Windows.options, options)
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._board.set_seed(env_id, seed)
         if line is Line.FULL and len(env_ids) < self._config.num_envs:
@@ -97,7 +96,7 @@ class ProcessBackend:
         if self._action_tree.object_leaves:
             for row, env_id in enumerate(env_ids.tolist()):
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
-                self._lane.put(self._windows.action(env_id), objects)
+                self._lane.put_code(self._windows.action(env_id), objects)
         self._board.send(env_ids, _native.STEP, self._config.line)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
@@ -147,8 +146,8 @@ class ProcessBackend:
 
     def _scout(self, deadline_s: float) -> Findings:
         nursery, lane = self._household.nursery, self._lane
-        blob = cloudpickle.dumps(self._builders[0])
-        nursery.tell(Spawn(SCOUT, process_child.scout, (self._files, blob, self._config.num_workers is None)))
+        lane.put_code(Windows.scout, self._builders[0])
+        nursery.tell(Spawn(SCOUT, process_child.scout, (self._files, self._config.num_workers is None)))
         measured_by_s = None  # the latest time for its measurement to end, once the env is built
         while (exited := nursery.next_exit(WAIT_SLICE_S)) is None:
             now_s = time.monotonic()
@@ -186,8 +185,8 @@ class ProcessBackend:
     def _spawn(self, child: int, *, lost_because: str | None, delay_s: float) -> None:
         first, end = self._board.first_env(child), self._board.first_env(child + 1)
         start = process_child.Start(self._builders[first:end], first, self.traits, self._config, lost_because, delay_s)
-        args = (self._files, self._shape, cloudpickle.dumps(start))
-        self._household.nursery.tell(Spawn(child, process_child.run, args))
+        self._lane.put_code(self._windows.request(child), start)
+        self._household.nursery.tell(Spawn(child, process_child.run, (self._files, self._shape)))
 
     # -- waiting --
 
@@ -220,7 +219,7 @@ class ProcessBackend:
     def _request(self, requests: Sequence[process_child.Call | process_child.SetAttr], what: str) -> list[Any]:
         deadline_s = time.monotonic() + self._config.timeout_s
         for child, request in enumerate(requests):
-            self._lane.put(self._windows.request(child), request)
+            self._lane.put_code(self._windows.request(child), request)
             self._num_requests[child] += 1
             self._board.post_request(child)
         replies: list[Any] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import pickle
 import signal
 import sys
 import time
@@ -48,7 +47,7 @@ class SetAttr(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a child gets on its way. Pickled by the parent, so that only the child runs the user's code."""
+    """A child's first request. It lies in the object lane, so that the nursery never runs the user's code."""
 
     builders: list[EnvBuilder]
     first_env: int
@@ -58,11 +57,11 @@ class Start(NamedTuple):
     delay_s: float  # before it builds anything: the back-off of a child that dies again and again
 
 
-def scout(_child: int, files: MemoryFiles, start: bytes, measure: bool) -> None:
+def scout(_child: int, files: MemoryFiles, measure: bool) -> None:
     """The scout's process: build one env, look at it, leave."""
     lane = ObjectLane(files.objects)
     try:
-        env = pickle.loads(start)()
+        env = lane.get(Windows.scout)()
         lane.put(Windows.traits, traits_of(env))
         if measure:  # last: a random action may be the end of this process
             lane.put(Windows.timing, time_steps(env))
@@ -73,13 +72,13 @@ def scout(_child: int, files: MemoryFiles, start: bytes, measure: bool) -> None:
         sys.exit(BUILD_FAILED)
 
 
-def run(child: int, files: MemoryFiles, shape: PoolShape, start: bytes) -> None:
+def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
     """A child's process: build its envs, then do tasks until told to stop."""
     faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True, chain=False)
     lane = ObjectLane(files.objects)
     windows = Windows(shape.num_envs)
     try:
-        process = ChildProcess(child, files, shape, pickle.loads(start), lane, windows)
+        process = ChildProcess(child, files, shape, lane.get(windows.request(child)), lane, windows)
     except _BuildFailed as error:
         lane.put(windows.reply(child), error.failure)
         sys.exit(BUILD_FAILED)
