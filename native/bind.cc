@@ -229,13 +229,16 @@ void bind(nb::module_& m) {
   nb::class_<Lease>(m, "Lease");
 
   nb::class_<PyBatchStore>(m, "BatchStore")
-      .def(nb::init<int, std::uint32_t, std::size_t, nb::sequence>(), "fd"_a, "num_rows"_a, "buffer_bytes"_a, "fields"_a)
-      .def("arrays", [](nb::handle self, std::uint32_t buffer) { return nb::cast<PyBatchStore&>(self).arrays(buffer, self); })
+      .def(nb::init<int, std::uint32_t, std::size_t, nb::sequence>(), "fd"_a, "num_rows"_a, "buffer_bytes"_a,
+           "fields"_a)
+      .def("arrays",
+           [](nb::handle self, std::uint32_t buffer) { return nb::cast<PyBatchStore&>(self).arrays(buffer, self); })
       .def_prop_ro("num_buffers", [](PyBatchStore& self) { return self.store->num_buffers(); })
       .def_prop_ro("num_leased", [](PyBatchStore& self) { return self.store->num_leased(); });
 
   nb::class_<PyBoard>(m, "Board")
-      .def(nb::init<nb::object, std::uint32_t, std::uint32_t, std::uint32_t, std::vector<std::shared_ptr<PyBatchStore>>>(),
+      .def(nb::init<nb::object, std::uint32_t, std::uint32_t, std::uint32_t,
+                    std::vector<std::shared_ptr<PyBatchStore>>>(),
            "memory"_a, "num_envs"_a, "num_children"_a, "batch_size"_a, "stores"_a)
       .def_static("required_bytes",
                   [](std::uint32_t num_envs, std::uint32_t num_children, std::uint32_t batch_size) {
@@ -244,8 +247,12 @@ void bind(nb::module_& m) {
       // the parent
       .def("clear", [](PyBoard& self) { self.board().clear(); })
       .def("clear_child", [](PyBoard& self, std::uint32_t child) { self.board().clear_child(child); })
-      .def("set_seed", [](PyBoard& self, std::uint32_t env_id, std::optional<std::uint64_t> seed) { self.board().set_seed(env_id, seed); },
-           "env_id"_a, "seed"_a.none())
+      .def(
+          "set_seed",
+          [](PyBoard& self, std::uint32_t env_id, std::optional<std::uint64_t> seed) {
+            self.board().set_seed(env_id, seed);
+          },
+          "env_id"_a, "seed"_a.none())
       .def("send", &PyBoard::send, "env_ids"_a, "ops"_a, "line"_a)
       .def("wait_full", &PyBoard::wait_full, "line"_a, "timeout_s"_a)
       .def("take", &PyBoard::take, "line"_a)
@@ -273,7 +280,8 @@ void bind(nb::module_& m) {
       .def("first_env", [](PyBoard& self, std::uint32_t child) { return self.board().first_env(child); })
       .def("child_of", [](PyBoard& self, std::uint32_t env_id) { return self.board().child_of(env_id); })
       // whoever reaps the children
-      .def("report_exit", [](PyBoard& self, std::uint32_t child, int status) { self.board().report_exit(child, status); })
+      .def("report_exit",
+           [](PyBoard& self, std::uint32_t child, int status) { self.board().report_exit(child, status); })
       // a child
       .def("start_child", [](PyBoard& self, std::uint32_t child) { self.board().start_child(child, getpid()); })
       .def("next_task", &PyBoard::next_task, "timeout_s"_a)
@@ -282,7 +290,8 @@ void bind(nb::module_& m) {
       .def("complete", &PyBoard::complete, "env_id"_a, "reward"_a, "terminated"_a, "truncated"_a, "flags"_a)
       .def("reply", [](PyBoard& self) { self.board().reply(); })
       .def("num_failures", [](PyBoard& self, std::uint32_t env_id) { return self.board().num_failures(env_id).load(); })
-      .def("add_failure", [](PyBoard& self, std::uint32_t env_id) { return self.board().num_failures(env_id).fetch_add(1) + 1; })
+      .def("add_failure",
+           [](PyBoard& self, std::uint32_t env_id) { return self.board().num_failures(env_id).fetch_add(1) + 1; })
       .def("forgive_failures", [](PyBoard& self, std::uint32_t env_id) { self.board().num_failures(env_id).store(0); });
 
   m.def("has_nan", &has_nan);

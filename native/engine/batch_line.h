@@ -221,14 +221,14 @@ class BatchLine {
   }
 
   struct Head {
-    std::uint64_t num_sent{0};                              // the owner's
-    std::uint64_t num_opened{0};                            // the owner's; read by writers after a task from it
-    std::uint64_t num_received{0};                          // the owner's
+    std::uint64_t num_sent{0};                             // the owner's
+    std::uint64_t num_opened{0};                           // the owner's; read by writers after a task from it
+    std::uint64_t num_received{0};                         // the owner's
     alignas(64) std::atomic<std::uint64_t> last_claim{0};  // number of tickets claimed, and by whom the last
   };
   struct alignas(64) Open {
     std::atomic<std::uint32_t> num_complete{0};  // or-ed with kMaybeShort
-    std::atomic<std::uint32_t> flags{0};  // of all rows, or-ed
+    std::atomic<std::uint32_t> flags{0};         // of all rows, or-ed
     std::uint32_t buffer{0};
   };
 

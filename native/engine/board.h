@@ -119,11 +119,7 @@ class Board {
   }
 
   Waiting wait_full(std::uint8_t line, Deadline deadline) {
-    std::optional<Waiting> outcome;
-    const auto is_over = [&] { return (outcome = poll_full(line)).has_value(); };
-    const Waited waited = shared_->results.wait(is_over, deadline, kParentSpin);
-    if (outcome) return *outcome;
-    return waited == Waited::kInterrupted ? Waiting::kInterrupted : Waiting::kTimedOut;
+    return wait_for([&] { return poll_full(line); }, deadline);
   }
 
   bool has_news() const { return shared_->num_news.load(std::memory_order_acquire) != num_news_seen_; }
@@ -172,12 +168,16 @@ class Board {
   void post_stop(std::uint32_t child) { post(child, Op::kStop); }
 
   Waiting wait_replies(std::uint32_t child, std::uint32_t num_replies, Deadline deadline) {
-    const auto has_replied = [&] { return children_[child].num_replies.load(std::memory_order_acquire) >= num_replies; };
-    const Waited waited = shared_->results.wait([&] { return has_replied() || has_news(); }, deadline, kParentSpin);
-    if (has_replied()) return Waiting::kReady;
-    if (has_news()) return Waiting::kNews;
-    return waited == Waited::kInterrupted ? Waiting::kInterrupted : Waiting::kTimedOut;
+    const auto poll = [&]() -> std::optional<Waiting> {
+      if (children_[child].num_replies.load(std::memory_order_acquire) >= num_replies) return Waiting::kReady;
+      if (has_news()) return Waiting::kNews;
+      return std::nullopt;
+    };
+    return wait_for(poll, deadline);
   }
+
+  /// Is there a core to spare for a parent that spins, or do the children need them all?
+  void let_parent_spin(bool may_spin) { parent_may_spin_ = may_spin; }
 
   /// The children that died since the last call, each with its wait status. All news count as seen.
   std::vector<std::pair<std::uint32_t, int>> take_exits() {
@@ -222,7 +222,8 @@ class Board {
 
   Doing doing(std::uint32_t child) const {
     const Child& entry = children_[child];
-    const auto since = Clock::time_point(std::chrono::nanoseconds(entry.doing_since_ns.load(std::memory_order_acquire)));
+    const auto since =
+        Clock::time_point(std::chrono::nanoseconds(entry.doing_since_ns.load(std::memory_order_acquire)));
     return {entry.doing_env_id.load(std::memory_order_acquire), entry.doing_op.load(std::memory_order_acquire),
             std::chrono::duration<double>(Clock::now() - since).count()};
   }
@@ -261,7 +262,11 @@ class Board {
   }
 
   Waited wait_for_task(Deadline deadline) {
-    return children_[child_].gate.wait([&] { return !queues_[child_].is_empty(); }, deadline, kChildSpin);
+    const Clock::time_point start = Clock::now();
+    const auto has_task = [&] { return !queues_[child_].is_empty(); };
+    const Waited waited = children_[child_].gate.wait(has_task, deadline, patience_.spin());
+    patience_.waited(Clock::now() - start);
+    return waited;
   }
 
   std::optional<std::uint64_t> seed(std::uint32_t env_id) const {
@@ -296,13 +301,8 @@ class Board {
   std::atomic<std::uint32_t>& num_failures(std::uint32_t env_id) { return envs_[env_id].num_failures; }
 
  private:
-  // A child's tasks come microseconds after its last result if the learner is quick. The parent's core is
-  // wanted by a child that still works, so the parent goes to sleep sooner.
-  static constexpr std::chrono::nanoseconds kChildSpin = std::chrono::microseconds(50);
-  static constexpr std::chrono::nanoseconds kParentSpin = std::chrono::microseconds(20);
-
   struct Shared {
-    Gate results;                                          // the parent waits here for all it waits for
+    Gate results;                                        // the parent waits here for all it waits for
     alignas(64) std::atomic<std::uint32_t> num_news{0};  // failures and exits so far
   };
   struct Env {
@@ -352,6 +352,18 @@ class Board {
     std::size_t lines[2];
   };
 
+  template <class Poll>
+  Waiting wait_for(Poll&& poll, Deadline deadline) {
+    std::optional<Waiting> outcome;
+    const Clock::time_point start = Clock::now();
+    const auto spin = parent_may_spin_ ? patience_.spin() : std::chrono::nanoseconds(0);
+    const auto is_over = [&] { return (outcome = poll()).has_value(); };
+    const Waited waited = shared_->results.wait(is_over, deadline, spin);
+    patience_.waited(Clock::now() - start);
+    if (outcome) return *outcome;
+    return waited == Waited::kInterrupted ? Waiting::kInterrupted : Waiting::kTimedOut;
+  }
+
   void post(std::uint32_t child, Op op) {
     queues_[child].push({-1, op, 0});
     children_[child].gate.open();
@@ -392,6 +404,10 @@ class Board {
   std::vector<std::optional<Task>> in_flight_;  // [num_envs] the task whose result was not received
   std::vector<bool> failure_is_told_;           // [num_envs] by next_failed_env, while the row is not received
   std::uint32_t num_news_seen_ = 0;
+  bool parent_may_spin_ = false;
+
+  // The parent's or the child's, whichever this object serves.
+  Patience patience_;
 
   // A child's own.
   std::uint32_t child_ = 0;

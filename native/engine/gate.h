@@ -91,4 +91,18 @@ class Gate {
   std::atomic<std::uint32_t> num_sleepers_{0};
 };
 
+/// How long one waiter spins before it sleeps: not at all, unless its waits have been short lately. To
+/// wake a sleeper costs a system call, and up to 50 us where the core has gone to sleep as well (a virtual
+/// machine's). To spin through a long wait costs the core.
+class Patience {
+ public:
+  std::chrono::nanoseconds spin() const { return typical_ < kLongest ? kLongest : std::chrono::nanoseconds(0); }
+
+  void waited(std::chrono::nanoseconds wait) { typical_ += (std::min(wait, 4 * kLongest) - typical_) / 8; }
+
+ private:
+  static constexpr std::chrono::nanoseconds kLongest = std::chrono::microseconds(200);
+  std::chrono::nanoseconds typical_{0};  // a moving average
+};
+
 }  // namespace envfleet

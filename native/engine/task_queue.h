@@ -29,10 +29,12 @@ struct Task {
 /// carries the ticket it waits for, so neither side ever takes a lock.
 ///
 /// The queue never overflows by design: an env is in it at most once, so `num_envs` plus a few
-/// control tasks are the most it can hold.
+/// control tasks are the most it can hold. Still `push` may refuse for a moment: a consumer that was
+/// interrupted inside `pop` has not freed its cell yet, and the others went all the way round meanwhile. With
+/// several consumers a producer therefore tries again until it is accepted; an only consumer cannot be overtaken.
 ///
-/// Killing a consumer process harms nobody if the queue is cleared before the next one starts. A producer
-/// process must not be killed inside `push`: the others would wait for its cell.
+/// A consumer process may be killed anywhere if the queue is cleared before the next one starts. A producer
+/// process must not be killed inside `push`: the consumers would wait for its cell.
 class TaskQueue {
  public:
   // With a single cell the tickets of a full and of an empty queue would be the same.
