@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from contenders import Actions, Contender, EnvFn, Running, Window, deadline
-from workloads import WORKLOADS, Peer, Workload, burn_iterations_per_s, parallel_speedup
+from contenders import GYMNASIUM_SYNC, Actions, Contender, EnvFn, Running, Window, deadline
+from workloads import WORKLOADS, ParallelSpeedup, Peer, Workload, burn_iterations_per_s
 
 PACKAGES = ("envfleet", "gymnasium", "stable-baselines3", "tianshou", "numpy", "torch", "box2d")
 NUM_ACTION_BATCHES = 64
@@ -93,6 +93,7 @@ class RowResult:
     workload: Workload
     outcomes: dict[str, Outcome]  # by the contender's name
     busy_cores_at_rest: list[float]  # before each window, with all contenders idle: what others do meanwhile
+    parallel_speedups: list[float]  # before each round: how much faster all cores are than one
 
     def ratio(self, peer: Peer) -> Ratio | None:
         """None where one of the two has no numbers."""
@@ -120,7 +121,7 @@ def sample_actions(env_fn: EnvFn, num_envs: int) -> Actions:
     return np.array(batches)
 
 
-def measure(workload: Workload, iterations_per_s: float, settings: Settings) -> RowResult:
+def measure(workload: Workload, iterations_per_s: float, settings: Settings, speedup: ParallelSpeedup) -> RowResult:
     """Build all contenders of a row, measure them in turn, and close them."""
     # The subject comes last: a peer's forked children would inherit its descriptors and hold them open.
     contenders = [*(peer.contender for peer in workload.peers), workload.subject]
@@ -129,7 +130,7 @@ def measure(workload: Workload, iterations_per_s: float, settings: Settings) -> 
     if missing:
         for outcome in outcomes.values():
             outcome.absent_because = f"not installed: {', '.join(missing)}"
-        return RowResult(workload, outcomes, [])
+        return RowResult(workload, outcomes, [], [])
 
     env_fns = [workload.env_fn(env_id, iterations_per_s) for env_id in range(workload.num_envs)]
     actions = sample_actions(env_fns[0], workload.num_envs)
@@ -148,14 +149,15 @@ def measure(workload: Workload, iterations_per_s: float, settings: Settings) -> 
             attempt(name, running, outcomes, settings.warmup_s)
         for outcome in outcomes.values():
             outcome.windows.clear()
-        busy_cores_at_rest = []
+        busy_cores_at_rest, parallel_speedups = [], []
         for round_number in range(1, settings.rounds + 1):
+            parallel_speedups.append(speedup.measure())
             for name in list(running):
                 progress(f"{workload.name}: round {round_number}/{settings.rounds}, {name}")
                 busy_cores_at_rest.append(busy_cores(PAUSE_S))
                 attempt(name, running, outcomes, settings.window_s)
         progress(f"{workload.name}: closing")
-    return RowResult(workload, outcomes, busy_cores_at_rest)
+    return RowResult(workload, outcomes, busy_cores_at_rest, parallel_speedups)
 
 
 def build(contender: Contender, env_fns: list[EnvFn], actions: Actions, outcome: Outcome) -> Running | None:
@@ -210,7 +212,6 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": cpu_models[0].partition(":")[2].strip() if cpu_models else platform.machine(),
         "num_cores": num_cores,
-        "parallel_speedup": round(parallel_speedup(num_cores), 2),
         "burn_iterations_per_s": round(burn_iterations_per_s()),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -236,6 +237,7 @@ def to_json(result: RowResult) -> dict[str, Any]:
         "num_envs": workload.num_envs,
         "subject": workload.subject.name,
         "busy_cores_at_rest": result.busy_cores_at_rest,
+        "parallel_speedups": result.parallel_speedups,
         "against": {
             name: {"target_ratio": target_ratio, "ratio": ratio and dataclasses.asdict(ratio)}
             for name, (target_ratio, ratio) in ratios.items()
@@ -251,8 +253,8 @@ def to_markdown(results: list[RowResult], machine: dict[str, Any], settings: Set
     """The table for people, around it what they must know to read it."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
     lines = [
-        f"{machine['cpu']}, {machine['num_cores']} cores, together {machine['parallel_speedup']:g}x as fast"
-        f" as one; {machine['date'][:10]}; Python {machine['python']}; {versions}.",
+        f"{machine['cpu']}, {machine['num_cores']} shared cores; {machine['date'][:10]};"
+        f" Python {machine['python']}; {versions}.",
         f"Env steps/s, median of {settings.rounds} windows of {settings.window_s:g} s, contenders in turn;"
         " ratio of the medians, in brackets the lowest and highest of the single rounds."
         " Targets are set for 2 cores.",
@@ -302,6 +304,13 @@ def _notes(result: RowResult) -> Iterator[str]:
         if counts:
             rates = np.sum(counts, axis=0) / sum(window.duration_s for window in outcome.windows)
             yield f"{row}, {name}: single envs got between {rates.min():,.1f} and {rates.max():,.1f} steps/s."
+    if GYMNASIUM_SYNC.name in result.outcomes and result.parallel_speedups:
+        speedups = result.parallel_speedups
+        yield (
+            f"{row}: between these rounds all cores together did {statistics.median(speedups):.2f}x"
+            f" ({min(speedups):.2f}-{max(speedups):.2f}) the work of one: the ceiling of the ratio to Gymnasium sync,"
+            " which uses one."
+        )
     busy = statistics.fmean(result.busy_cores_at_rest or [0.0])
     if busy > MAX_BUSY_CORES_AT_REST:
         yield f"{row}: other work kept {busy:.1f} cores busy, which bends the ratios; run again when quiet."
@@ -343,8 +352,9 @@ def main() -> int:
     progress("looking at the machine")
     machine = describe_machine()
     results: list[RowResult] = []
+    speedup = ParallelSpeedup(machine["num_cores"])
     for workload in workloads:
-        results.append(measure(workload, machine["burn_iterations_per_s"], settings))
+        results.append(measure(workload, machine["burn_iterations_per_s"], settings, speedup))
         # After each row, so that a run that is interrupted leaves what it had.
         report = {
             "machine": machine,
@@ -358,6 +368,7 @@ def main() -> int:
         json_path = json_path.replace(args.results_dir / "pool.json")
         markdown_path = markdown_path.replace(args.results_dir / "pool.md")
         update_readme(markdown_path.read_text())
+    speedup.close()
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")
     return int(any(outcome.has_failed for result in results for outcome in result.outcomes.values()))

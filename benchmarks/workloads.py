@@ -54,17 +54,32 @@ def _cpu_s_of_burn(num_iterations: int) -> float:
     return time.thread_time() - start_s
 
 
-def parallel_speedup(num_cores: int) -> float:
-    """How much more all cores burn than one: the ceiling of any ratio to a loop in one process."""
-    with ProcessPoolExecutor(num_cores, mp_context=multiprocessing.get_context("spawn")) as executor:
+class ParallelSpeedup:
+    """How much more all cores burn than one, at this moment: the ceiling of any ratio to a loop in one process.
 
-        def duration_s(num_tasks: int) -> float:
-            start_s = time.perf_counter()
-            list(executor.map(burn, [2_000_000] * num_tasks))
-            return time.perf_counter() - start_s
+    On a shared machine it changes from minute to minute, so it is measured again between the windows.
+    """
 
-        duration_s(num_cores)  # starts the processes
-        return statistics.median(num_cores * duration_s(1) / duration_s(num_cores) for _ in range(5))
+    def __init__(self, num_cores: int) -> None:
+        """Start a process for each core; they sleep while nobody measures."""
+        self._num_cores = num_cores
+        self._executor = ProcessPoolExecutor(num_cores, mp_context=multiprocessing.get_context("spawn"))
+        self._duration_s(num_cores)
+
+    def measure(self) -> float:
+        """Takes about a third of a second."""
+        return statistics.median(
+            self._num_cores * self._duration_s(1) / self._duration_s(self._num_cores) for _ in "123"
+        )
+
+    def close(self) -> None:
+        """End the processes."""
+        self._executor.shutdown()
+
+    def _duration_s(self, num_tasks: int) -> float:
+        start_s = time.perf_counter()
+        list(self._executor.map(burn, [500_000] * num_tasks))
+        return time.perf_counter() - start_s
 
 
 class CostEnv(gym.Env[np.ndarray, np.int64]):

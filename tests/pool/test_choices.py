@@ -89,9 +89,10 @@ def test_an_env_that_computes_gets_one_worker_for_each_cpu():
 
 
 def test_an_env_that_waits_gets_more():
-    number, why = chosen(Timing(num_steps=50, wall_s=0.1, cpu_s=0.02, num_waits=50))
-    assert number == 20 and "mostly waits" in why and "20%" in why
+    number, why = chosen(Timing(num_steps=50, wall_s=0.1, cpu_s=0.04, num_waits=50))
+    assert number == 40 and "mostly waits" in why and "40%" in why
     assert chosen(Timing(50, 0.1, 0.0, 50))[0] == 64
+    assert chosen(Timing(50, 0.1, 0.0, 50), num_envs=1000)[0] == 256
 
 
 def test_a_busy_machine_is_not_taken_for_an_env_that_waits():

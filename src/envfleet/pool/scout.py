@@ -14,6 +14,7 @@ from envfleet.contract.spec import EnvTraits
 
 MOST_STEPS = 64
 MOST_SECONDS = 0.2
+MOST_WORKERS_PER_CPU = 64  # a process takes memory, also while it waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ def choose_num_workers(findings: Findings, num_envs: int, num_cpus: int) -> tupl
     )
     if not timing.mostly_waits:
         return min(num_envs, num_cpus), f"one for each of {num_cpus} CPUs, since the env computes: {measured}"
-    num_workers = min(num_envs, math.ceil(num_cpus / max(timing.cpu_share, 1e-3)))
+    # `num_cpus / cpu_share` would keep the CPUs busy if envs took turns; those of one batch all start together.
+    enough = math.ceil(4 * num_cpus / max(timing.cpu_share, 1e-3))
+    num_workers = min(num_envs, enough, MOST_WORKERS_PER_CPU * num_cpus)
     return num_workers, f"more than the {num_cpus} CPUs, since the env mostly waits: {measured}"
 
 
