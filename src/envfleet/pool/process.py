@@ -108,6 +108,8 @@ class ProcessBackend:
                 raise PoolTimeout(self._report_busy(f"no full batch after {timeout_s:g} s"))
         flags, arrays = self._board.take(line)
         columns, final_columns = self._arrays.split(arrays)
+        if flags == 0 and self._obs_tree.is_one_array:  # the common case, for which the caller waits
+            return StepBatch(arrays[0], columns[0], arrays[1], arrays[2], arrays[3], {})
         extras = self._extras(arrays[0], arrays[4]) if flags else {}
         return assemble_batch(self._obs_tree, arrays[:4], columns, final_columns, extras)
 
