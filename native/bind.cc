@@ -113,7 +113,13 @@ class PyBoard {
       throw nb::value_error("the memory is smaller than Board.required_bytes()");
     }
     std::vector<std::shared_ptr<BatchStore>> bare;
-    for (const auto& store : stores_) bare.push_back(store->store);
+    for (std::size_t i = 0; i < stores_.size(); ++i) {
+      bare.push_back(stores_[i]->store);
+      if (bare[i]->layout().num_rows != (i == 0 ? num_envs : batch_size)) {
+        PyBuffer_Release(&buffer_);
+        throw nb::value_error("line 0 needs batches of num_envs rows, line 1 of batch_size");
+      }
+    }
     board_ = std::make_unique<Board>(static_cast<std::byte*>(buffer_.buf), shape, std::move(bare));
   }
   PyBoard(const PyBoard&) = delete;
@@ -131,11 +137,14 @@ class PyBoard {
     } else {
       ops_.clear();
       for (nb::handle op : ops) ops_.push_back(static_cast<Op>(nb::cast<int>(op)));
+      if (ops_.size() != num_tasks) throw nb::value_error("ops must have an entry for each of env_ids");
     }
+    require_line(line);
     board_->send(id, ops_.data(), num_tasks, line);
   }
 
   int wait_full(std::uint8_t line, double timeout_s) {
+    require_line(line);
     if (const auto outcome = board_->poll_full(line)) return static_cast<int>(*outcome);
     nb::gil_scoped_release unlocked;
     return static_cast<int>(board_->wait_full(line, deadline_in(timeout_s)));
@@ -147,6 +156,8 @@ class PyBoard {
   }
 
   nb::tuple take(std::uint8_t line) {
+    require_line(line);
+    if (!board_->line(line).is_full()) throw nb::value_error("take() needs a full batch: wait_full() first");
     const BatchLine::Full full = board_->take(line);
     nb::object lease = nb::cast(new Lease(board_->store(line), full.buffer), nb::rv_policy::take_ownership);
     return nb::make_tuple(full.flags, stores_[line]->arrays(full.buffer, lease));
@@ -168,6 +179,7 @@ class PyBoard {
 
   /// Take a row for the env's result: (buffer, row).
   nb::tuple claim(std::int32_t env_id, std::uint8_t line) {
+    require_line(line);
     place_ = board_->claim(env_id, line);
     line_ = line;
     return nb::make_tuple(place_.buffer, place_.row);
@@ -179,6 +191,10 @@ class PyBoard {
   }
 
  private:
+  void require_line(std::uint8_t line) const {
+    if (line >= stores_.size()) throw nb::index_error("this board has no such line of batches");
+  }
+
   PyArrayObject* int32_vector(nb::handle array, const char* name) const {
     auto* vector = reinterpret_cast<PyArrayObject*>(array.ptr());
     if (!PyArray_Check(array.ptr()) || PyArray_TYPE(vector) != NPY_INT32 || PyArray_NDIM(vector) != 1 ||

@@ -183,6 +183,35 @@ def test_call_to_a_dead_child_is_an_error_and_the_next_one_works():
         assert pool.call("double", 2) == (4, 4, 4, 4)
 
 
+class SlowToCall(ScriptedEnv):
+    def nap(self, seconds):
+        time.sleep(seconds)
+        return seconds
+
+
+def test_a_call_that_times_out_does_not_confuse_the_next_one():
+    with envfleet.make(SlowToCall, 2, backend="process", num_workers=2, timeout_s=0.5) as pool:
+        with pytest.raises(envfleet.PoolTimeout, match="did not call 'nap'"):
+            pool.call("nap", 0.8)
+        assert pool.call("nap", 0.0) == (0.0, 0.0)
+
+
+class SlowToReset(ScriptedEnv):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(0.7)
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_reset_that_times_out_can_still_be_received():
+    with envfleet.make(SlowToReset, 3, batch_size=2, backend="process", num_workers=3, timeout_s=0.3) as pool:
+        with pytest.raises(envfleet.PoolTimeout, match=r"in reset\(\)"):
+            pool.reset(seed=0)
+        obs, *_, infos = pool.recv(timeout_s=30)
+        assert infos["env_id"].tolist() == [0, 1, 2] and obs[:, STEP].tolist() == [0, 0, 0]
+        pool.send(np.full(3, Act.GO_ON))
+        assert pool.recv(timeout_s=30)[0].shape == (2, 4)
+
+
 def test_building_errors_say_which_env_and_why():
     with pytest.raises(envfleet.EnvFailed, match="no_such_argument") as caught:
         make(env_kwargs=[{}, {}, {"no_such_argument": 1}, {}])

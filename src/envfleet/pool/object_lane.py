@@ -57,7 +57,10 @@ class ObjectLane:
         (length,) = _LENGTH.unpack_from(head)
         blob = bytearray(head[_LENGTH.size : _LENGTH.size + length])
         while len(blob) < length:
-            blob += os.pread(self._fd, length - len(blob), offset + _LENGTH.size + len(blob))
+            more = os.pread(self._fd, length - len(blob), offset + _LENGTH.size + len(blob))
+            if not more:
+                raise EOFError(f"window {window} has {len(blob)} of {length} bytes: its writer died while it wrote")
+            blob += more
         return pickle.loads(blob)
 
 

@@ -39,6 +39,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._first_seed = seed
         self._was_reset = False
         self._num_in_flight = 0
+        self._line = config.line  # of what is in flight: a reset() that timed out has rows for all envs to come
         self._in_flight = np.zeros(config.num_envs, dtype=np.bool_)
         self.num_envs = config.num_envs
         self.batch_size = config.rows
@@ -72,15 +73,16 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._clear_flight()
         env_ids = np.flatnonzero(np.ones(self.num_envs, np.bool_) if mask is None else mask).astype(np.int32)
         self._backend.reset(env_ids, [seeds[env_id] for env_id in env_ids], options, Line.FULL)
+        self._line = Line.FULL
         self._mark_sent(None)
         self._was_reset = True
-        batch = self._recv(Line.FULL, self._config.timeout_s)
+        batch = self._recv(self._config.timeout_s)
         return batch.obs, self._infos(batch)
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
         """Send one action to each env (or to `env_id`), and receive a batch."""
         self.send(actions, env_id)
-        batch = self._recv(self._config.line, self._config.timeout_s)
+        batch = self._recv(self._config.timeout_s)
         infos = self._infos(batch)
         if self._config.line is Line.FIRST_READY:
             infos["env_id"] = batch.env_ids
@@ -156,7 +158,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             raise NothingToReceive(
                 f"a batch has {self.batch_size} rows, but only {self._num_in_flight} envs are in flight: send() more"
             )
-        batch = self._recv(self._config.line, self._config.timeout_s if timeout_s is None else timeout_s)
+        batch = self._recv(self._config.timeout_s if timeout_s is None else timeout_s)
         infos = self._infos(batch)
         infos["env_id"] = batch.env_ids
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
@@ -173,11 +175,12 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     # -- inside --
 
-    def _recv(self, line: Line, timeout_s: float) -> StepBatch:
-        batch = self._backend.recv(line, timeout_s)
-        if line is Line.FULL:
+    def _recv(self, timeout_s: float) -> StepBatch:
+        batch = self._backend.recv(self._line, timeout_s)
+        if self._line is Line.FULL:
             self._in_flight.fill(False)
             self._num_in_flight = 0
+            self._line = self._config.line
         else:
             self._in_flight[batch.env_ids] = False
             self._num_in_flight -= self.batch_size
@@ -196,6 +199,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             self._backend.drain(self._config.timeout_s)
             self._in_flight.fill(False)
             self._num_in_flight = 0
+            self._line = self._config.line
 
     def _infos(self, batch: StepBatch) -> dict[str, Any]:
         if not batch.infos and batch.final_rows is None:

@@ -23,7 +23,7 @@ from envfleet.pool.building import EnvBuilder
 from envfleet.pool.cpus import usable_cpus
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.household import Household
-from envfleet.pool.nursery import SCOUT, Nursery, Signal, Spawn, WatchBoard
+from envfleet.pool.nursery import KILL_WAIT_S, SCOUT, Nursery, Signal, Spawn, WatchBoard
 from envfleet.pool.object_lane import ObjectLane, Windows
 from envfleet.pool.rows import Extras, assemble_batch
 from envfleet.pool.scout import Findings, choose_num_workers
@@ -220,6 +220,8 @@ class ProcessBackend:
 
     def _request(self, requests: Sequence[process_child.Call | process_child.SetAttr], what: str) -> list[Any]:
         deadline_s = time.monotonic() + self._config.timeout_s
+        for child in range(self._shape.num_children):  # an earlier call may have timed out: its answer comes first
+            self._wait_replies(child, deadline_s, "answer an earlier call", "timeout_s")
         for child, request in enumerate(requests):
             self._lane.put_code(self._windows.request(child), request)
             self._num_requests[child] += 1
@@ -280,6 +282,10 @@ class ProcessBackend:
     def _replace_nursery(self) -> None:
         logger.warning("the nursery process died, and all children with it; they are started anew")
         self._household.nursery.close()
+        pids = [pid for child in range(self._shape.num_children) if (pid := self._board.pid(child))]
+        deadline_s = time.monotonic() + KILL_WAIT_S
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline_s:
+            time.sleep(0.001)  # the kernel is killing them; none may write any more when its place is cleared
         self._household.nursery = Nursery(self._files.all())
         self._household.nursery.tell(self._watch())
         self._board.take_exits()

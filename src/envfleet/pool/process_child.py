@@ -21,7 +21,7 @@ from envfleet.pool.building import EnvBuilder
 from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.object_lane import ObjectLane, Windows
-from envfleet.pool.rows import Extras, RowWriter, action_reader
+from envfleet.pool.rows import RowWriter, WrongObservation, action_reader
 from envfleet.pool.scout import time_steps
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
@@ -161,23 +161,26 @@ class ChildProcess:
         return action_reader(self._action_tree, columns)(env_id)
 
     def _finish(self, env_id: int, line: int, episode: GuardedEpisode, transition: Transition) -> None:
+        # Before a row is taken: what is slow to pickle must not hold a batch up that others could fill.
+        flags = self._put_extras(env_id, episode, transition)
         buffer, row = self.board.claim(env_id, line)
         if buffer != self._buffer or line != self._line:
             self._buffer, self._line = buffer, line
             self._columns = self._columns_of(line, buffer)
-        columns = self._columns
-        transition, extras = self._writer.write(episode, transition, columns[0], columns[1], row)
-        flags = 0
-        if extras is not None:
-            flags = _native.HAS_OBJECTS
-            if transition.has_final:
-                flags |= _native.HAS_FINAL
-            if extras.failure is not None:
-                flags |= _native.FAILED
-            self._put_extras(env_id, extras)
+        columns, final_columns = self._columns
+        try:
+            self._writer.write(transition, columns, final_columns, row)
+        except WrongObservation as error:
+            transition = episode.refuse_obs(error)
+            flags = self._put_extras(env_id, episode, transition)
+            self._writer.write(transition, columns, final_columns, row)
         self.board.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
 
-    def _put_extras(self, env_id: int, extras: Extras) -> None:
+    def _put_extras(self, env_id: int, episode: GuardedEpisode, transition: Transition) -> int:
+        """Put what is no array into the object lane; returns the row's flags."""
+        extras = self._writer.extras(episode, transition)
+        if extras is None:
+            return 0
         window = self._windows.result(env_id)
         try:
             self._lane.put(window, tuple(extras))  # not the named tuple: its class would be looked up for each row
@@ -185,6 +188,8 @@ class ChildProcess:
             unsendable = {"env_error": f"its info cannot be passed to another process: {error!r}"}
             final_info = None if extras.final_info is None else unsendable
             self._lane.put(window, tuple(extras._replace(info=unsendable, final_info=final_info)))
+        has_final = _native.HAS_FINAL if transition.has_final else 0
+        return _native.HAS_OBJECTS | has_final | (0 if extras.failure is None else _native.FAILED)
 
     def _columns_of(self, line: int, buffer: int) -> Any:
         columns = self._known_columns.get((line, buffer))

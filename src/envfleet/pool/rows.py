@@ -39,42 +39,42 @@ class RowWriter:
         self._one_array = tree.is_one_array
         self._shape = tree.leaves[0].shape if tree.leaves else ()
 
-    def write(
-        self,
-        episode: GuardedEpisode,
-        transition: Transition,
-        columns: Sequence[Array],
-        final_columns: Sequence[Array],
-        row: int,
-    ) -> tuple[Transition, Extras | None]:
-        """Write the arrays; returns the transition (a failed one if the observation is wrong) and the rest."""
-        final_objects = None
-        try:
-            objects = self._write_obs(transition.obs, columns, row)
-            if transition.has_final:
-                final_objects = self._write_obs(transition.final_obs, final_columns, row)
-        except WrongObservation as error:
-            transition = episode.refuse_obs(error)
-            objects = self._write_obs(transition.obs, columns, row)
-        if not (transition.info or transition.has_final or objects or episode.failure):
-            return transition, None
+    def extras(self, episode: GuardedEpisode, transition: Transition) -> Extras | None:
+        """What the row will have besides arrays."""
+        has_objects = self._tree.object_leaves
+        if not (transition.info or transition.has_final or has_objects or episode.failure):
+            return None
         final_info = (transition.final_info or {}) if transition.has_final else None
-        return transition, Extras(transition.info, final_info, objects, final_objects, episode.failure)
+        objects = self._objects(transition.obs) if has_objects else None
+        final_objects = self._objects(transition.final_obs) if has_objects and transition.has_final else None
+        return Extras(transition.info, final_info, objects, final_objects, episode.failure)
 
-    def _write_obs(self, obs: Any, columns: Sequence[Array], row: int) -> list[Any] | None:
+    def write(self, transition: Transition, columns: Sequence[Array], final_columns: Sequence[Array], row: int) -> None:
+        """Write the arrays. Raises WrongObservation if the space cannot hold them."""
+        self._write_obs(transition.obs, columns, row)
+        if transition.has_final:
+            self._write_obs(transition.final_obs, final_columns, row)
+
+    def _objects(self, obs: Any) -> list[Any] | None:
+        try:
+            values = self._tree.flatten(obs)
+        except (KeyError, IndexError, TypeError):
+            return None  # `write` will say what is wrong
+        return [values[leaf] for leaf in self._tree.object_leaves]
+
+    def _write_obs(self, obs: Any, columns: Sequence[Array], row: int) -> None:
         if self._one_array:
             if type(obs) is np.ndarray and obs.shape == self._shape:  # nearly always: a quick way past all checks
                 columns[0][row] = obs
             else:
                 self._write_leaf(obs, columns[0], row, 0)
-            return None
+            return
         try:
             values = self._tree.flatten(obs)
         except (KeyError, IndexError, TypeError) as error:
             raise WrongObservation(f"its observation has not the form of {self._tree.space}: {error!r}") from None
         for column, leaf in zip(columns, self._tree.array_leaves, strict=True):
             self._write_leaf(values[leaf], column, row, leaf)
-        return [values[leaf] for leaf in self._tree.object_leaves] or None
 
     def _write_leaf(self, value: Any, column: Array, row: int, leaf: int) -> None:
         try:

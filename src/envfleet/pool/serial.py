@@ -17,7 +17,7 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, GuardedEpisode
-from envfleet.pool.rows import Extras, RowWriter, action_reader, assemble_batch
+from envfleet.pool.rows import Extras, RowWriter, WrongObservation, action_reader, assemble_batch
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
 
 
@@ -148,7 +148,12 @@ class _Filling:
         self.num_done = 0
 
     def write(self, row: int, env_id: int, episode: GuardedEpisode, transition: Transition, writer: RowWriter) -> None:
-        transition, extras = writer.write(episode, transition, self.columns, self.final_columns, row)
+        try:
+            writer.write(transition, self.columns, self.final_columns, row)
+        except WrongObservation as error:
+            transition = episode.refuse_obs(error)
+            writer.write(transition, self.columns, self.final_columns, row)
+        extras = writer.extras(episode, transition)
         env_ids, rewards, terminated, truncated = self.fixed
         env_ids[row] = env_id
         rewards[row] = transition.reward
