@@ -329,8 +329,8 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     names = [workload.name for workload in WORKLOADS]
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
-    parser.add_argument("--window-s", type=float, default=2.0, help="length of a window (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="windows of each contender (%(default)s)")
+    parser.add_argument("--window-s", type=float, default=1.0, help="length of a window (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=11, help="windows of each contender (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 0.3 s: does it run?")
     parser.add_argument("--results-dir", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
