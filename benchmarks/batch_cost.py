@@ -65,7 +65,5 @@ if __name__ == "__main__":
     for name, microseconds in parent_costs().items():
         print(f"{name:25} {microseconds:6.1f} us")
     step_us, reset_us, efficiency = barrier_efficiency()
-    print(
-        f"LunarLander-v3: a step takes {step_us:.0f} us, a reset {reset_us:.0f} us; two workers with 32 envs each that wait"
-    )
-    print(f"for each other are busy {efficiency:.0%} of the time, before any cost of ours.")
+    print(f"LunarLander-v3: a step takes {step_us:.0f} us, a reset {reset_us:.0f} us; two workers with 32 envs each")
+    print(f"that wait for each other are busy {efficiency:.0%} of the time, before any cost of ours.")
