@@ -249,3 +249,52 @@ def test_infos_may_be_large_or_odd_and_what_cannot_travel_is_said():
         obs, *_, infos = pool.step(np.array([2, 0]))
         assert "cannot be passed to another process" in infos["env_error"][0]
         assert obs[:, 1].tolist() == [2, 2]
+
+
+class Echo(gymnasium.Env):
+    """Returns its action as the observation."""
+
+    def __init__(self, space):
+        self.observation_space = self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"],
+)
+def test_boxes_of_every_dtype(dtype):
+    box = gymnasium.spaces.Box(0, 1, (2, 3), np.dtype(dtype).type)
+    with envfleet.make(Echo, 2, env_kwargs={"space": box}, backend="process", num_workers=1) as pool:
+        pool.reset(seed=0)
+        actions = pool.action_space.sample()
+        obs = pool.step(actions)[0]
+        assert obs.dtype == np.dtype(dtype) and obs.tobytes() == actions.tobytes()
+
+
+class OwnSpace(gymnasium.Space):
+    """A space that nobody has heard of."""
+
+    def sample(self, mask=None):
+        return {"number": int(self.np_random.integers(9))}
+
+    def contains(self, x):
+        return isinstance(x, dict) and "number" in x
+
+    def __eq__(self, other):
+        return isinstance(other, OwnSpace)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_spaces_of_the_users_own(backend):
+    with envfleet.make(Echo, 3, env_kwargs={"space": OwnSpace()}, backend=backend, num_workers=2) as pool:
+        assert all("number" in obs for obs in pool.reset(seed=0)[0])
+        actions = ({"number": 1}, {"number": 2}, {"number": 3})
+        assert pool.step(actions)[0] == actions

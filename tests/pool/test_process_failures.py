@@ -35,10 +35,8 @@ def test_a_child_that_dies_is_named_and_replaced(act, how):
     with make() as pool:
         pool.reset(seed=0)
         pid = pids_of(pool)[1]
-        started = time.monotonic()
-        with pytest.raises(envfleet.ChildDied, match=how) as caught:
+        with pytest.raises(envfleet.ChildDied, match=how) as caught:  # not PoolTimeout: the death was noticed
             pool.step(acts(Act.GO_ON, Act.GO_ON, Act.GO_ON, act))
-        assert time.monotonic() - started < 10  # far below timeout_s: the death was noticed, not waited for
         assert caught.value.env_id == 3
         assert caught.value.env_ids == (2, 3)
         assert str(pid) in str(caught.value) and "env 3" in str(caught.value) and "step()" in str(caught.value)
@@ -146,10 +144,9 @@ def test_a_hung_step_is_reported_with_its_stack_and_loses_nothing():
 def test_a_failure_is_told_while_other_envs_still_work():
     with make(env_kwargs={"sleep_s": 2.0}) as pool:
         pool.reset(seed=0)
-        started = time.monotonic()
         with pytest.raises(envfleet.EnvFailed):
             pool.step(acts(Act.RAISE, Act.GO_ON, Act.SLEEP, Act.GO_ON))
-        assert time.monotonic() - started < 1.5
+        assert 2 in pool._backend._board.busy_env_ids()
         assert pool.recv()[3].tolist() == [True, False, False, False]
 
 
@@ -164,13 +161,11 @@ def test_reset_drops_what_is_in_flight():
 
 def test_closing_does_not_wait_for_a_hung_env(monkeypatch):
     monkeypatch.setattr("envfleet.pool.household.CLOSE_GRACE_S", 0.2)
-    pool = make(env_kwargs={"sleep_s": 60.0})
+    pool = make(env_kwargs={"sleep_s": 600.0})  # longer than a test may take
     pool.reset(seed=0)
     pids = pids_of(pool)
     pool.send(acts(Act.SLEEP, Act.GO_ON, Act.GO_ON, Act.GO_ON))
-    started = time.monotonic()
     pool.close()
-    assert time.monotonic() - started < 10
     assert not any(is_running(pid) for pid in pids)
 
 
