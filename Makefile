@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
+FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h' -o -name '*.cc' -o -name '*.c')
 NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
 JOBS := $(shell nproc)
 
@@ -22,13 +23,15 @@ check: $(VENV)/with-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror $(NATIVE_SOURCES)
+	$(BIN)/clang-format --dry-run --Werror $(FORMATTED_SOURCES)
 
 # The C++ core's tests under the thread sanitizer, and under the address and undefined-behaviour sanitizers.
 sanitize: build/native/thread/passed build/native/address/passed
 
 bench: $(VENV)/with-bench
 	$(BIN)/python benchmarks/pool.py
+	$(BIN)/python benchmarks/malloc_count.py
+	$(BIN)/python benchmarks/facade_cost.py
 
 docs: $(VENV)/with-docs
 	$(BIN)/pdoc envfleet envfleet.testing -o build/docs

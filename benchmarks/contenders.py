@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import multiprocessing
 import signal
 import time
@@ -20,6 +21,7 @@ import numpy as np
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 Actions = np.ndarray  # [num_batches, num_envs, *action.shape], sampled before any clock runs
+LOOK_EVERY_S = 1e-3
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ class Window:
 
     num_steps: int
     duration_s: float
-    steps_by_env: list[int] | None = None  # None: every env was stepped equally often
+    steps_by_env: list[int] | None = None  # None: every env was stepped equally often, or they were not counted
 
     @property
     def steps_per_s(self) -> float:
@@ -81,31 +83,39 @@ class Contender:
 
 
 def run_sync_window(step: Callable[[np.ndarray], object], actions: Actions, window_s: float) -> Window:
-    """Step all envs together until the window is over; the step that crosses its end is counted and timed."""
-    num_batches, num_envs = actions.shape[:2]
-    num_calls = 0
-    start_s = time.perf_counter()
-    end_s = start_s + window_s
-    while (now_s := time.perf_counter()) < end_s:
-        step(actions[num_calls % num_batches])
-        num_calls += 1
+    """Step all envs together until the window is over; the steps that cross its end are counted and timed.
+
+    Where a step takes microseconds, the clock is read only about once a millisecond: it must not be measured too.
+    """
+    num_envs = actions.shape[1]
+    batches = itertools.cycle(list(actions))
+    num_calls, num_at_once = 0, 1
+    now_s = start_s = time.perf_counter()
+    while now_s - start_s < window_s:
+        for batch in itertools.islice(batches, num_at_once):
+            step(batch)
+        num_calls += num_at_once
+        last_s, now_s = now_s, time.perf_counter()
+        if now_s - last_s < LOOK_EVERY_S:
+            num_at_once *= 2
     return Window(num_calls * num_envs, now_s - start_s)
 
 
-def _running(step: Callable[[np.ndarray], object], close: Callable[[], object], actions: Actions) -> Running:
+def running(step: Callable[[np.ndarray], object], close: Callable[[], object], actions: Actions) -> Running:
+    """A contender whose step() takes the actions of all envs."""
     return Running(lambda window_s: run_sync_window(step, actions, window_s), close)
 
 
 def _gymnasium_sync(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
     envs = gym.vector.SyncVectorEnv(env_fns)
     envs.reset(seed=0)
-    return _running(envs.step, envs.close, actions)
+    return running(envs.step, envs.close, actions)
 
 
 def _gymnasium_async(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
     envs = gym.vector.AsyncVectorEnv(env_fns)
     envs.reset(seed=0)
-    return _running(envs.step, envs.close, actions)
+    return running(envs.step, envs.close, actions)
 
 
 def _sb3_subproc(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
@@ -117,7 +127,7 @@ def _sb3_subproc(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
     envs = SubprocVecEnv(list(env_fns))
     envs.seed(0)
     envs.reset()
-    return _running(envs.step, envs.close, actions)
+    return running(envs.step, envs.close, actions)
 
 
 def _tianshou_shmem(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
@@ -125,7 +135,7 @@ def _tianshou_shmem(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
 
     envs = ShmemVectorEnv(env_fns)
     envs.reset()
-    return _running(envs.step, envs.close, actions)
+    return running(envs.step, envs.close, actions)
 
 
 GYMNASIUM_SYNC = Contender("Gymnasium sync", "gymnasium", "gymnasium", _gymnasium_sync)
@@ -144,7 +154,7 @@ def envfleet_sync(num_workers: int | None = None) -> Contender:
         # The process backend by name: LunarLander must not turn into a C++ env once there is one.
         envs = envfleet.make(list(env_fns), len(env_fns), backend="process", num_workers=num_workers, seed=0)
         envs.reset(seed=0)
-        return _running(envs.step, envs.close, actions)
+        return running(envs.step, envs.close, actions)
 
     return Contender(_pool_name("envfleet", num_workers), "envfleet", "envfleet", build)
 
@@ -167,7 +177,7 @@ def envfleet_async(batch_size: int, num_workers: int | None = None) -> Contender
             seed=0,
         )
         envs.async_reset()
-        driver = _SendRecv(envs, actions, batch_size)
+        driver = SendRecv(envs, actions, batch_size)
         driver.collect_idle()
         return Running(driver.run_window, envs.close)
 
@@ -179,39 +189,43 @@ def _pool_name(name: str, num_workers: int | None) -> str:
     return name if num_workers is None else f"{name}, {num_workers} workers"
 
 
-class _SendRecv:
+class SendRecv:
     """Keeps all envs of an asynchronous pool busy in a window, and none of them between windows."""
 
-    def __init__(self, envs: Any, actions: Actions, batch_size: int) -> None:
+    def __init__(self, envs: Any, actions: Actions, batch_size: int, counts_envs: bool = True) -> None:
+        """To count the steps of each env takes 2 us a batch, which would be seen where a batch takes 10."""
         self._envs = envs
-        self._actions = actions[:, :batch_size]  # [num_batches, batch_size, *action.shape]
-        self._num_batches_of_envs = actions.shape[1] // batch_size
+        self._batch_size = batch_size
+        self._batches = itertools.cycle(list(np.ascontiguousarray(actions[:, :batch_size])))
+        self._num_envs = actions.shape[1]
+        self._counts_envs = counts_envs
         self._idle_env_ids: list[np.ndarray] = []  # each [batch_size]; envs that wait for an action
 
     def collect_idle(self) -> None:
         """Receive until no env is stepping."""
-        while len(self._idle_env_ids) < self._num_batches_of_envs:
+        while len(self._idle_env_ids) < self._num_envs // self._batch_size:
             # A copy, because the batch belongs to the pool, which may write the next one into it.
             self._idle_env_ids.append(np.array(self._envs.recv()[4]["env_id"]))
 
     def run_window(self, window_s: float) -> Window:
         """Step until the window is over. Steps begun and not received by then are not counted."""
-        envs, actions = self._envs, self._actions
-        num_batches, batch_size = actions.shape[:2]
-        steps_by_env = np.zeros(self._num_batches_of_envs * batch_size, dtype=np.int64)
+        envs, batches = self._envs, self._batches
+        steps_by_env = np.zeros(self._num_envs, dtype=np.int64) if self._counts_envs else None
         num_calls = 0
         start_s = time.perf_counter()
         end_s = start_s + window_s
         for env_ids in self._idle_env_ids:
-            envs.send(actions[0], env_ids)
+            envs.send(next(batches), env_ids)
         self._idle_env_ids.clear()
         while True:
             env_ids = envs.recv()[4]["env_id"]
-            steps_by_env[env_ids] += 1
+            if steps_by_env is not None:
+                steps_by_env[env_ids] += 1
             num_calls += 1
             if (now_s := time.perf_counter()) >= end_s:
                 break
-            envs.send(actions[num_calls % num_batches], env_ids)
+            envs.send(next(batches), env_ids)
         self._idle_env_ids.append(np.array(env_ids))
         self.collect_idle()
-        return Window(num_calls * batch_size, now_s - start_s, steps_by_env.tolist())
+        counts = None if steps_by_env is None else steps_by_env.tolist()
+        return Window(num_calls * self._batch_size, now_s - start_s, counts)

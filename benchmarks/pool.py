@@ -1,14 +1,14 @@
 """How fast is an envfleet pool compared with its peers, on the same machine and in the same run?
 
-    python benchmarks/pool.py                       every row, about five minutes
-    python benchmarks/pool.py --rows cpu noop       some rows
-    python benchmarks/pool.py --quick               does it run? Its numbers are not to be quoted
+    python benchmarks/pool.py                         every row, about thirteen minutes
+    python benchmarks/pool.py --rows cpu cartpole-64  some rows
+    python benchmarks/pool.py --quick                 does it run? Its numbers are not to be quoted
 
 All contenders of a row are built, warmed up, and measured in turn (A, B, A, B, ...) in short windows, so that
 a disturbance of the machine meets all of them. Only ratios within a run mean anything.
 
-The peers are the `bench` extra: stable-baselines3 and tianshou (both need torch), box2d and pygame for
-LunarLander. One that is missing is reported as not installed.
+The peers are the `bench` extra: envpool; stable-baselines3 and tianshou (both need torch); box2d and pygame for
+LunarLander. One that is missing is reported as not installed. The C++ loop needs a compiler (`$CXX`, or c++).
 """
 
 from __future__ import annotations
@@ -16,94 +16,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import gc
-import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
-import statistics
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from contenders import GYMNASIUM_SYNC, Actions, Contender, EnvFn, Running, Window, deadline
-from workloads import WORKLOADS, ParallelSpeedup, Peer, Workload, burn_iterations_per_s
+from contenders import Actions, Contender, EnvFn, Running, deadline
+from native_workloads import NATIVE_WORKLOADS
+from report import Outcome, RowResult, Settings, describe_machine, to_json, to_markdown, update_readme
+from workloads import PYTHON_WORKLOADS, ParallelSpeedup, Workload
 
-PACKAGES = ("envfleet", "gymnasium", "stable-baselines3", "tianshou", "numpy", "torch", "box2d")
-NUM_ACTION_BATCHES = 64
+# In this order: processes are forked before any peer has started threads in this one.
+WORKLOADS = (*PYTHON_WORKLOADS, *NATIVE_WORKLOADS)
+
+NUM_ACTION_BATCHES = 16
 BUILD_TIMEOUT_S = 120.0
 STUCK_AFTER_S = 60.0  # beyond the window itself
-MAX_BUSY_CORES_AT_REST = 0.2
 PAUSE_S = 0.2  # between windows: the last contender's processes fall asleep, and we see who else is awake
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How long is measured."""
-
-    window_s: float
-    rounds: int
-    warmup_s: float
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of one contender in one row: its windows, or why there are none."""
-
-    windows: list[Window] = field(default_factory=list)
-    absent_because: str | None = None  # "not installed", or the error that it ended with
-    has_failed: bool = False  # absent through an error of its own
-
-    def fail(self, error: Exception) -> None:
-        """Keep the error in one line that fits a table."""
-        self.absent_because = " ".join(f"failed: {type(error).__name__}: {error}".split())[:200]
-        self.has_failed = True
-
-    @property
-    def steps_per_s(self) -> list[float]:
-        """One speed for each window."""
-        return [window.steps_per_s for window in self.windows]
-
-    @property
-    def median_steps_per_s(self) -> float | None:
-        """None for a contender that did not get through all its windows."""
-        return None if self.absent_because is not None else statistics.median(self.steps_per_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The subject's speed over a peer's: of the medians, and the extremes of the single rounds."""
-
-    of_medians: float
-    lowest: float
-    highest: float
-
-
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """One measured row."""
-
-    workload: Workload
-    outcomes: dict[str, Outcome]  # by the contender's name
-    busy_cores_at_rest: list[float]  # before each window, with all contenders idle: what others do meanwhile
-    parallel_speedups: list[float]  # before each round: how much faster all cores are than one
-
-    def ratio(self, peer: Peer) -> Ratio | None:
-        """None where one of the two has no numbers."""
-        subject = self.outcomes[self.workload.subject.name]
-        other = self.outcomes[peer.contender.name]
-        if subject.median_steps_per_s is None or other.median_steps_per_s is None:
-            return None
-        pairs = zip(subject.steps_per_s, other.steps_per_s, strict=True)
-        by_round = [ours / theirs for ours, theirs in pairs]
-        return Ratio(subject.median_steps_per_s / other.median_steps_per_s, min(by_round), max(by_round))
 
 
 def progress(text: str) -> None:
@@ -203,125 +137,6 @@ def _busy_s() -> float:
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def describe_machine() -> dict[str, Any]:
-    """The machine and the versions: without them a number means nothing."""
-    num_cores = len(os.sched_getaffinity(0))
-    cpu_models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return {
-        "cpu": cpu_models[0].partition(":")[2].strip() if cpu_models else platform.machine(),
-        "num_cores": num_cores,
-        "burn_iterations_per_s": round(burn_iterations_per_s()),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "packages": {package: version_of(package) for package in PACKAGES},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def version_of(package: str) -> str | None:
-    """The version that is installed, if any."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
-def to_json(result: RowResult) -> dict[str, Any]:
-    """Everything that was measured in a row, window by window."""
-    workload = result.workload
-    ratios = {peer.contender.name: (peer.target_ratio, result.ratio(peer)) for peer in workload.peers}
-    return {
-        "name": workload.name,
-        "title": workload.title,
-        "num_envs": workload.num_envs,
-        "subject": workload.subject.name,
-        "busy_cores_at_rest": result.busy_cores_at_rest,
-        "parallel_speedups": result.parallel_speedups,
-        "against": {
-            name: {"target_ratio": target_ratio, "ratio": ratio and dataclasses.asdict(ratio)}
-            for name, (target_ratio, ratio) in ratios.items()
-        },
-        "contenders": {
-            name: {"median_steps_per_s": outcome.median_steps_per_s, **dataclasses.asdict(outcome)}
-            for name, outcome in result.outcomes.items()
-        },
-    }
-
-
-def to_markdown(results: list[RowResult], machine: dict[str, Any], settings: Settings) -> str:
-    """The table for people, around it what they must know to read it."""
-    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
-    lines = [
-        f"{machine['cpu']}, {machine['num_cores']} shared cores; {machine['date'][:10]};"
-        f" Python {machine['python']}; {versions}.",
-        f"Env steps/s, median of {settings.rounds} windows of {settings.window_s:g} s, contenders in turn;"
-        " ratio of the medians, in brackets the lowest and highest of the single rounds."
-        " Targets are set for 2 cores.",
-        "",
-        "| workload | envs | contender | steps/s | against | steps/s | ratio | target | reached |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for result in results:
-        lines += [_comparison_line(result, peer) for peer in result.workload.peers]
-    notes = [note for result in results for note in _notes(result)]
-    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
-
-
-def _comparison_line(result: RowResult, peer: Peer) -> str:
-    workload = result.workload
-    ratio = result.ratio(peer)
-    cells = [
-        f"{workload.title} (`{workload.name}`)",
-        str(workload.num_envs),
-        workload.subject.name,
-        _speed(result.outcomes[workload.subject.name]),
-        peer.contender.name,
-        _speed(result.outcomes[peer.contender.name]),
-        "-" if ratio is None else f"{ratio.of_medians:.2f}x ({ratio.lowest:.2f}-{ratio.highest:.2f})",
-        "-" if peer.target_ratio is None else f"{peer.target_ratio:g}x",
-        _reached(ratio, peer.target_ratio),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _reached(ratio: Ratio | None, target_ratio: float | None) -> str:
-    if ratio is None or target_ratio is None:
-        return "-"
-    return "yes" if ratio.of_medians >= target_ratio else "**no**"
-
-
-def _speed(outcome: Outcome) -> str:
-    median = outcome.median_steps_per_s
-    return str(outcome.absent_because).replace("|", "/") if median is None else f"{median:,.0f}"
-
-
-def _notes(result: RowResult) -> Iterator[str]:
-    row = f"- `{result.workload.name}`"
-    for name, outcome in result.outcomes.items():
-        # An async pool may win by starving its slow envs; that must not stay hidden behind one number.
-        counts = [window.steps_by_env for window in outcome.windows if window.steps_by_env is not None]
-        if counts:
-            rates = np.sum(counts, axis=0) / sum(window.duration_s for window in outcome.windows)
-            yield f"{row}, {name}: single envs got between {rates.min():,.1f} and {rates.max():,.1f} steps/s."
-    if GYMNASIUM_SYNC.name in result.outcomes and result.parallel_speedups:
-        speedups = result.parallel_speedups
-        yield (
-            f"{row}: between these rounds all cores together did {statistics.median(speedups):.2f}x"
-            f" ({min(speedups):.2f}-{max(speedups):.2f}) the work of one: the ceiling of the ratio to Gymnasium sync,"
-            " which uses one."
-        )
-    busy = statistics.fmean(result.busy_cores_at_rest or [0.0])
-    if busy > MAX_BUSY_CORES_AT_REST:
-        yield f"{row}: other work kept {busy:.1f} cores busy, which bends the ratios; run again when quiet."
-
-
-def update_readme(markdown: str) -> None:
-    """Put the table between its marks in the README, which states nothing that this script did not measure."""
-    readme = Path(__file__).parent.parent / "README.md"
-    begin, end = "<!-- begin: benchmarks/pool.py -->\n", "<!-- end: benchmarks/pool.py -->"
-    before, _, rest = readme.read_text().partition(begin)
-    readme.write_text(before + begin + markdown + end + rest.partition(end)[2])
 
 
 def parse_args() -> argparse.Namespace:

@@ -1,7 +1,7 @@
-"""What is measured: the environments, and the table of rows that benchmarks/pool.py runs.
+"""What is measured: Python environments, and the rows of benchmarks/pool.py that run them.
 
-A new row is one `Workload` in `WORKLOADS`. Child processes import this file to build their environments, so
-it imports nothing heavy.
+A new row is one `Workload` in `PYTHON_WORKLOADS`; rows of native envs are in native_workloads.py. Child processes
+import this file to build their environments, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ class Workload:
     subject: Contender
     peers: tuple[Peer, ...]
     requires: tuple[str, ...] = ()  # modules that the environment itself needs
+    is_native: bool = False  # the subject's envs are C++: it wins by more than the number of cores
 
 
 def _burns(cpu_s: float) -> Callable[[int, float], EnvFn]:
@@ -149,7 +150,7 @@ def _one_in_eight_waits(env_id: int, iterations_per_s: float) -> EnvFn:
     return partial(CostEnv, sleep_s=FAST_WAIT_S * SLOWER if env_id % 8 == 0 else FAST_WAIT_S)
 
 
-WORKLOADS = (
+PYTHON_WORKLOADS = (
     Workload(
         name="cpu",
         title="Python env, 40 us of CPU",

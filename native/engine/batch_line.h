@@ -29,11 +29,11 @@ struct Place {
 };
 
 struct RowResult {
-  std::int32_t env_id;
-  double reward;
-  bool terminated;
-  bool truncated;
-  std::uint8_t flags;
+  std::int32_t env_id = 0;
+  double reward = 0.0;
+  bool terminated = false;
+  bool truncated = false;
+  std::uint8_t flags = 0;
 };
 
 /// A line hands out rows in one of two ways. If a batch has a row for each env, row i belongs to env
@@ -78,6 +78,7 @@ class BatchLine {
     }
   }
 
+  BatchStore& store() const { return *store_; }
   std::uint32_t batch_size() const { return batch_size_; }
   bool row_is_env() const { return row_is_env_; }
 
@@ -147,6 +148,11 @@ class BatchLine {
   /// Forget all rows sent, and give their buffers back. Each row for which a task was sent is complete.
   void abandon() {
     counts_are_exact_ = false;
+    forget();
+  }
+
+  /// The same where each such row is counted as well.
+  void forget() {
     for (; head_->num_received < head_->num_opened; ++head_->num_received) {
       store_->give_back(open_[head_->num_received % ring_].buffer);
     }
@@ -180,6 +186,46 @@ class BatchLine {
     const std::uint8_t flags = result.flags | kComplete;
     std::atomic_ref(store_->column<std::uint8_t>(memory, kRowFlags)[place.row]).store(flags, std::memory_order_release);
     return open.num_complete.fetch_add(1, std::memory_order_acq_rel) + 1 >= batch_size_;
+  }
+
+  // The same in two halves, for writers that are threads and so cannot be killed alone.
+
+  /// The columns that every batch has, of one buffer.
+  struct FixedColumns {
+    void write(std::uint32_t row, const RowResult& result) const {
+      env_ids[row] = result.env_id;
+      rewards[row] = result.reward;
+      terminated[row] = result.terminated;
+      truncated[row] = result.truncated;
+      flags[row] = result.flags | kComplete;
+    }
+
+    std::int32_t* env_ids;
+    double* rewards;
+    std::uint8_t* terminated;
+    std::uint8_t* truncated;
+    std::uint8_t* flags;
+  };
+  FixedColumns fixed_columns(std::byte* memory) const {
+    return {store_->column<std::int32_t>(memory, kEnvIds), store_->column<double>(memory, kRewards),
+            store_->column<std::uint8_t>(memory, kTerminated), store_->column<std::uint8_t>(memory, kTruncated),
+            store_->column<std::uint8_t>(memory, kRowFlags)};
+  }
+
+  /// Publish `num_rows` rows that were written to one batch. True if that batch is full now.
+  bool publish(std::uint64_t batch, std::uint32_t num_rows, std::uint8_t flags) {
+    Open& open = open_[batch % ring_];
+    if (flags != 0) open.flags.fetch_or(flags, std::memory_order_relaxed);
+    return open.num_complete.fetch_add(num_rows, std::memory_order_acq_rel) + num_rows >= batch_size_;
+  }
+
+  /// Rows that are complete and not yet received; exact unless a writer died.
+  std::uint64_t num_complete() const {
+    std::uint64_t rows = 0;
+    for (std::uint64_t batch = head_->num_received; batch < head_->num_opened; ++batch) {
+      rows += open_[batch % ring_].num_complete.load(std::memory_order_acquire);
+    }
+    return rows;
   }
 
   // -- after a writer died; the owner's thread --

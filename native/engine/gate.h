@@ -57,7 +57,7 @@ class Gate {
     }
   }
 
- private:
+  /// The first half of a wait alone.
   template <class Condition>
   static bool spin_until(Condition& condition, Deadline end) {
     while (Clock::now() < end) {
@@ -71,6 +71,7 @@ class Gate {
     return false;
   }
 
+ private:
   static void pause() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

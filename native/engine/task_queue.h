@@ -18,11 +18,13 @@ enum class Op : std::uint8_t {
   kStop = 4,     // close the envs and leave
 };
 
-/// What one worker does next. `line` says which line of batches the result goes to.
+/// What one worker does next, for one env or for a run of neighbours. `line` says which line of batches the
+/// results go to.
 struct Task {
-  std::int32_t env_id;
+  std::int32_t env_id;  // the first
   Op op;
   std::uint8_t line;
+  std::uint16_t num_envs = 1;
 };
 
 /// Many producers, many consumers, first in first out, after D. Vyukov's bounded queue: each cell

@@ -29,6 +29,11 @@ std::vector<Test> fair_queue_tests();
 std::vector<Test> board_tests();
 std::vector<Test> kill_tests();
 std::vector<Test> instruction_tests();
+std::vector<Test> native_parts_tests();
+std::vector<Test> episode_tests();
+std::vector<Test> native_pool_tests();
+std::vector<Test> native_pool_end_tests();
+std::vector<Test> allocation_tests();
 
 /// Does not leave the test: every wait has a deadline, so a test comes to its end. May be called by any thread, and by
 /// forked processes, whose failures count as well.

@@ -19,6 +19,9 @@ from envfleet.contract.errors import (
     UsageError,
 )
 from envfleet.contract.spec import EnvSpec
+from envfleet.contract.state import EnvState
+from envfleet.pool.native_plugins import compile_native, load_native
+from envfleet.pool.native_registry import registry
 from envfleet.pool.pool import EnvPool
 from envfleet.version import __version__
 
@@ -31,6 +34,7 @@ __all__ = [
     "EnvFleetError",
     "EnvPool",
     "EnvSpec",
+    "EnvState",
     "InvalidAction",
     "MissingExtra",
     "NotReset",
@@ -41,5 +45,8 @@ __all__ = [
     "StepOnEndedEpisode",
     "UsageError",
     "__version__",
+    "compile_native",
+    "load_native",
     "make",
+    "registry",
 ]

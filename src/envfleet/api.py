@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -9,11 +10,14 @@ from gymnasium.vector import AutoresetMode
 
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
-from envfleet.pool.backend import Backend, PoolConfig
+from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
+from envfleet.pool.native_registry import NativeChoice, NotNative, choose_native
 from envfleet.pool.pool import EnvPool
 
-BACKENDS = ("auto", "process", "serial")
+logger = logging.getLogger("envfleet.pool")
+
+BACKENDS = ("auto", "native", "process", "serial")
 
 
 def make(
@@ -21,13 +25,13 @@ def make(
     num_envs: int | None = None,
     *,
     batch_size: int | None = None,
-    backend: Literal["auto", "process", "serial"] = "auto",
+    backend: Literal["auto", "native", "process", "serial"] = "auto",
     autoreset_mode: AutoresetMode | Autoreset | str = Autoreset.NEXT_STEP,
     seed: int | None = None,
     env_kwargs: EnvKwargs = None,
     max_episode_steps: int | None = None,
     num_workers: int | None = None,
-    pin_workers: bool = True,
+    pin_workers: bool | None = None,
     on_env_error: Literal["raise", "restart"] = "raise",
     max_env_restarts: int = 10,
     render_mode: str | None = None,
@@ -42,16 +46,20 @@ def make(
         num_envs: Number of envs; may be left out for a list of callables. One if nothing says otherwise.
         batch_size: Rows of a batch. Less than `num_envs` makes the pool asynchronous: `recv()` returns the
             first that finished.
-        backend: "process" runs envs in child processes; "serial" in this thread. "auto" chooses.
+        backend: "native" runs envs that are written in C++ (`envfleet.registry()` lists them); "process" any env, in
+            child processes; "serial" any env, in this thread. "auto": native where there is such an env, otherwise
+            process.
         autoreset_mode: What follows the last step of an episode: "next_step", "same_step", "disabled", or
             Gymnasium's AutoresetMode.
         seed: For the first reset() if that has no seed of its own. Env i is seeded with `seed + i`.
         env_kwargs: Arguments for the env: a dict, a list with a dict for each env, or a callable from the
             env's index to a dict.
         max_episode_steps: Truncate episodes after so many steps; None: as registered.
-        num_workers: Number of child processes. None: one for each CPU this process may use, and more if the
-            env mostly waits, which its first steps show; the log says what was chosen and why.
-        pin_workers: Bind each child process to its share of the CPUs, if there are at least as many CPUs.
+        num_workers: Number of child processes, or of threads (the calling one included) for native envs. None:
+            one for each CPU this process may use, and more processes if the env mostly waits, which its first
+            steps show; the log says what was chosen and why.
+        pin_workers: Bind each worker to its share of the CPUs, if there are at least as many CPUs. None: child
+            processes yes; threads no, since the calling thread may be anywhere.
         on_env_error: "raise": an env that fails, or whose process dies, raises EnvFailed. "restart": its row
             is truncated, `info["env_error"]` says why, and the env is built anew.
         max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
@@ -65,29 +73,53 @@ def make(
         raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
     if backend not in BACKENDS:
         raise UsageError(f"no backend is called {backend!r}; known: {', '.join(BACKENDS)}")
+    choice = _native_choice(backend, env, num_envs, env_kwargs, max_episode_steps, render_mode)
     config = PoolConfig(
         num_envs=num_envs,
         batch_size=batch_size,
         autoreset=_autoreset(autoreset_mode),
         max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
         num_workers=num_workers,
-        pin_workers=pin_workers,
+        pin_workers=choice is None if pin_workers is None else pin_workers,
         timeout_s=timeout_s,
         start_timeout_s=start_timeout_s,
     )
+    if choice is not None:
+        from envfleet.pool.native import NativeBackend
+
+        return EnvPool(NativeBackend(choice, config), config, seed)
     builders = env_builders(
         env, num_envs, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
     )
-    running: Backend
     if backend == "serial":
         from envfleet.pool.serial import SerialBackend
 
-        running = SerialBackend(builders, config)
-    else:
-        from envfleet.pool.process import ProcessBackend
+        return EnvPool(SerialBackend(builders, config), config, seed)
+    from envfleet.pool.process import ProcessBackend
 
-        running = ProcessBackend(builders, config)
-    return EnvPool(running, config, seed)
+    return EnvPool(ProcessBackend(builders, config), config, seed)
+
+
+def _native_choice(
+    backend: str,
+    env: EnvLike | Sequence[Callable[..., Any]],
+    num_envs: int,
+    env_kwargs: EnvKwargs,
+    max_episode_steps: int | None,
+    render_mode: str | None,
+) -> NativeChoice | None:
+    """The native env that answers the call; None if another backend is to run it."""
+    if backend not in ("auto", "native"):
+        return None
+    try:
+        return choose_native(
+            env, num_envs, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
+        )
+    except NotNative as error:
+        if backend == "native":
+            raise UsageError(f"backend='native' cannot be had: {error}") from None
+        logger.info("not native: %s", error)
+        return None
 
 
 def _autoreset(mode: AutoresetMode | Autoreset | str) -> Autoreset:

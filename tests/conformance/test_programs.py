@@ -1,13 +1,17 @@
 """Programs that hypothesis invents: every backend equals Gymnasium's SyncVectorEnv, and all equal each other."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envfleet
+from envfleet.pool import native
 from envfleet.testing import Act, Program, ScriptedEnv, run_program
 from envfleet.testing.programs import HARMLESS, require_equal
+from native_makers import make_native
 
 NUM_ENVS = 3
 MODES = list(envfleet.Autoreset)
@@ -22,11 +26,18 @@ OPS = st.one_of(
 @pytest.fixture(scope="module")
 def pools():
     """One pool for each backend and mode; a seeded reset starts each program afresh."""
-    made = {
-        (backend, mode): envfleet.make(ScriptedEnv, NUM_ENVS, backend=backend, autoreset_mode=mode, num_workers=2)
-        for backend in ("serial", "process")
-        for mode in MODES
+    makers = {
+        "serial": partial(envfleet.make, backend="serial"),
+        "process": partial(envfleet.make, backend="process", num_workers=2),
+        "native": partial(make_native, num_workers=2),
     }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "HELP_WORTH_S", 0.0)
+        made = {
+            (backend, mode): make(ScriptedEnv, NUM_ENVS, autoreset_mode=mode)
+            for backend, make in makers.items()
+            for mode in MODES
+        }
     yield made
     for pool in made.values():
         pool.close()
@@ -38,7 +49,7 @@ def nothing_is_left(pools):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
-@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("backend", ["serial", "process", "native"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ops=st.lists(OPS, max_size=30))
 def test_any_program_equals_gymnasium(pools, backend, mode, ops):

@@ -21,6 +21,8 @@ class StepBatch(NamedTuple):
     terminated: NDArray[np.bool_]  # [B]
     truncated: NDArray[np.bool_]  # [B]
     infos: dict[int, dict[str, Any]]  # by row; rows with nothing to say are absent
+    info_columns: dict[str, Any] | None = None  # joined already: `key` and its mask `_key`
     final_rows: NDArray[np.intp] | None = None  # same-step autoreset: rows whose episode ended here
     final_obs: Any = None  # tree of [B, *leaf.shape]; only `final_rows` are meaningful
     final_infos: dict[int, dict[str, Any]] | None = None  # by row
+    final_info_columns: dict[str, Any] | None = None  # joined already

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
@@ -80,6 +80,11 @@ class SpaceTree:
             else _require_array(leaf_value, leaf, num_rows, leaf.name_in(name))
             for leaf, leaf_value in zip(self.leaves, values, strict=True)
         ]
+
+    def refuse_value(self, leaf: int, row: int, value: Any, name: str) -> NoReturn:
+        """Raise InvalidAction for a value that the space of this leaf does not have."""
+        refused = self.leaves[leaf]
+        raise InvalidAction(f"{refused.name_in(name)}, row {row}: {refused.space} has no value {value}")
 
 
 def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:

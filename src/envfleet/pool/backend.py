@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,12 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvTraits
+from envfleet.contract.state import EnvState
 
 IntArray = NDArray[np.int32]
+# All of step() in one call: its five results; None if the actions need a closer look, and nothing was done; False if
+# the results do, and are to be received.
+StepAtOnce = Callable[[Any], tuple[Any, ...] | bool | None]
 
 
 class Line(enum.IntEnum):
@@ -34,7 +38,7 @@ class PoolConfig:
     autoreset: Autoreset = Autoreset.NEXT_STEP
     max_env_restarts: int | None = None  # None: an env that fails is reported, not restarted
     num_workers: int | None = None  # None: chosen from the CPUs and from how the env spends its time
-    pin_workers: bool = True  # bind each worker to its share of the CPUs, where there are enough of them
+    pin_workers: bool = False  # bind each worker to its share of the CPUs, where there are enough of them
     timeout_s: float = 60.0  # for results of envs
     start_timeout_s: float = 300.0  # for building them
 
@@ -68,6 +72,10 @@ class Backend(Protocol):
 
     traits: EnvTraits
 
+    @property
+    def step_at_once(self) -> StepAtOnce | None:
+        """A quicker way to step all envs, if there is one at present."""
+
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """Start resetting `env_ids`. On the full line the other envs repeat their last observation."""
 
@@ -88,3 +96,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Close the envs and leave nothing behind. May be called twice."""
+
+
+@runtime_checkable
+class SavesStates(Protocol):
+    """A backend whose envs can be saved and restored."""
+
+    def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
+        """The states of some envs."""
+
+    def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
+        """Put some envs back into saved states."""

@@ -67,7 +67,7 @@ def env_builders(
     resolved = {id(each): _resolve(each) for each in envs}
     builders = []
     for index, each in enumerate(envs):
-        kwargs = _kwargs_of(env_kwargs, index, num_envs)
+        kwargs = kwargs_of(env_kwargs, index, num_envs)
         spec_kwargs, spec_steps, spec_mode = {}, None, None
         if isinstance(each, EnvSpec):
             spec_kwargs, spec_steps, spec_mode = dict(each.kwargs), each.max_episode_steps, each.render_mode
@@ -96,7 +96,8 @@ def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
     )
 
 
-def _kwargs_of(env_kwargs: EnvKwargs, index: int, num_envs: int) -> dict[str, Any]:
+def kwargs_of(env_kwargs: EnvKwargs, index: int, num_envs: int) -> dict[str, Any]:
+    """The arguments of env `index`."""
     if env_kwargs is None:
         return {}
     if isinstance(env_kwargs, Mapping):

@@ -101,10 +101,26 @@ class GuardedEpisode:
         self._must_rebuild = False
         self._episode = Episode(build(), autoreset, last_obs=empty_obs, next_seed=self._seed_of_rebuilt())
 
+    def take_over(self, last_obs: Any, ended: bool) -> None:
+        """The episode has been under way elsewhere, and this is how it stands."""
+        self._episode.last_obs = last_obs
+        self._episode.ended = ended
+        self._episode.next_seed = None
+
     @property
     def env(self) -> Any:
         """The env as it is now."""
         return self._episode.env
+
+    @property
+    def ended(self) -> bool:
+        """Is a reset to come next?"""
+        return self._episode.ended
+
+    @property
+    def next_seed(self) -> int | None:
+        """For the next reset, if the env is new and unseeded."""
+        return self._episode.next_seed
 
     def step(self, action: Any) -> Transition:
         """One step; never raises what the env raises."""

@@ -11,10 +11,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
+from envfleet import _native
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
 from envfleet.contract.spaces import SpaceTree
-from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig
+from envfleet.contract.state import EnvState
+from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce
 from envfleet.pool.infos import join_infos, object_column
 
 StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -36,11 +38,12 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._backend = backend
         self._config = config
         self._actions = SpaceTree(traits.action_space)
+        self._obs = SpaceTree(traits.observation_space)
         self._first_seed = seed
         self._was_reset = False
-        self._num_in_flight = 0
         self._line = config.line  # of what is in flight: a reset() that timed out has rows for all envs to come
-        self._in_flight = np.zeros(config.num_envs, dtype=np.bool_)
+        self._flight = _native.Flight(config.num_envs)
+        self._step_at_once: StepAtOnce | None = None  # set while the pool was reset and nothing is in flight
         self.num_envs = config.num_envs
         self.batch_size = config.rows
         self.metadata = {**traits.metadata, "autoreset_mode": AutoresetMode(config.autoreset.value)}
@@ -64,9 +67,9 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         seeds = self._seeds(seed)
         options = None if options is None else dict(options)
         mask = None if options is None else self._reset_mask(options)
-        if mask is not None and self._num_in_flight:
+        if mask is not None and self._flight.num_in_flight:
             raise EnvBusy(
-                f"envs {self._in_flight_ids()} have results to come: receive them before resetting some envs only"
+                f"envs {self._flight.env_ids} have results to come: receive them before resetting some envs only"
             )
         if mask is not None and not self._was_reset and not mask.all():
             raise NotReset("the first reset() must reset all envs: call it without reset_mask")
@@ -81,7 +84,16 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
         """Send one action to each env (or to `env_id`), and receive a batch."""
-        self.send(actions, env_id)
+        if self._step_at_once is not None and env_id is None:
+            result: Any = self._step_at_once(actions)
+            if result.__class__ is tuple:
+                return result
+            if result is None:
+                self.send(actions)
+            else:
+                self._mark_sent(None)
+        else:
+            self.send(actions, env_id)
         batch = self._recv(self._config.timeout_s)
         infos = self._infos(batch)
         if self._config.line is Line.FIRST_READY:
@@ -114,6 +126,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the envs; called by close()."""
+        self._step_at_once = None
         self._backend.close()
 
     # -- asynchronously --
@@ -141,8 +154,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             self._require_open()
             raise NotReset("call reset() or async_reset() before the first step() or send()")
         env_ids = None if env_id is None else self._env_ids(env_id)
-        if env_ids is None and self._num_in_flight:
-            raise EnvBusy(f"envs {self._in_flight_ids()} have results to come: call recv() first")
+        if env_ids is None and self._flight.num_in_flight:
+            raise EnvBusy(f"envs {self._flight.env_ids} have results to come: call recv() first")
         num_rows = self.num_envs if env_ids is None else len(env_ids)
         self._backend.send(env_ids, self._actions.require_batch(actions, num_rows, "actions"))
         self._mark_sent(env_ids)
@@ -154,14 +167,31 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         failed is truncated there, with `info["env_error"]`.
         """
         self._require_open()
-        if self._num_in_flight < self.batch_size:
+        num_in_flight = self._flight.num_in_flight
+        if num_in_flight < self.batch_size:
             raise NothingToReceive(
-                f"a batch has {self.batch_size} rows, but only {self._num_in_flight} envs are in flight: send() more"
+                f"a batch has {self.batch_size} rows, but only {num_in_flight} envs are in flight: send() more"
             )
         batch = self._recv(self._config.timeout_s if timeout_s is None else timeout_s)
         infos = self._infos(batch)
         infos["env_id"] = batch.env_ids
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
+
+    # -- saving and restoring --
+
+    def get_state(self, env_ids: ArrayLike | None = None) -> list[EnvState]:
+        """The states of all envs, or of some: native envs only. An env that is put back repeats its trajectory."""
+        backend, ids = self._with_states(env_ids, "save their states")
+        return backend.get_state(ids)
+
+    def set_state(self, states: Sequence[EnvState], env_ids: ArrayLike | None = None) -> None:
+        """Put all envs, or some, into states that get_state() gave, of this pool or of another one."""
+        backend, ids = self._with_states(env_ids, "restore their states")
+        if len(states) != len(ids):
+            raise UsageError(f"a state for each env: expected {len(ids)}, got {len(states)}")
+        backend.set_state(ids, states)
+        self._was_reset = True
+        self._step_at_once = self._backend.step_at_once
 
     def __enter__(self) -> Self:
         """The pool itself."""
@@ -178,40 +208,36 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _recv(self, timeout_s: float) -> StepBatch:
         batch = self._backend.recv(self._line, timeout_s)
         if self._line is Line.FULL:
-            self._in_flight.fill(False)
-            self._num_in_flight = 0
-            self._line = self._config.line
+            self._land_all()
         else:
-            self._in_flight[batch.env_ids] = False
-            self._num_in_flight -= self.batch_size
+            self._flight.landed(batch.env_ids)
         return batch
 
     def _mark_sent(self, env_ids: IntArray | None) -> None:
-        if env_ids is None:
-            self._in_flight.fill(True)
-            self._num_in_flight = self.num_envs
-        else:
-            self._in_flight[env_ids] = True
-            self._num_in_flight += len(env_ids)
+        self._step_at_once = None
+        self._flight.sent(env_ids)
+
+    def _land_all(self) -> None:
+        self._flight.landed(None)
+        self._line = self._config.line
+        self._step_at_once = self._backend.step_at_once
 
     def _clear_flight(self) -> None:
-        if self._num_in_flight:
+        if self._flight.num_in_flight:
             self._backend.drain(self._config.timeout_s)
-            self._in_flight.fill(False)
-            self._num_in_flight = 0
-            self._line = self._config.line
+            self._land_all()
 
     def _infos(self, batch: StepBatch) -> dict[str, Any]:
+        infos = {} if batch.info_columns is None else batch.info_columns
         if not batch.infos and batch.final_rows is None:
-            return {}
+            return infos
         num_rows = len(batch.env_ids)
-        infos = join_infos(batch.infos, num_rows)
+        infos |= join_infos(batch.infos, num_rows)
         if batch.final_rows is not None:
-            final_obs = SpaceTree(self.single_observation_space)
-            columns = final_obs.flatten(batch.final_obs)
-            rows = {int(row): final_obs.unflatten([column[row] for column in columns]) for row in batch.final_rows}
+            columns = self._obs.flatten(batch.final_obs)
+            rows = {row: self._obs.unflatten([column[row] for column in columns]) for row in batch.final_rows.tolist()}
             infos["final_obs"] = object_column(rows, num_rows)
-            infos["final_info"] = join_infos(batch.final_infos or {}, num_rows)
+            infos["final_info"] = (batch.final_info_columns or {}) | join_infos(batch.final_infos or {}, num_rows)
             infos["_final_obs"] = np.zeros(num_rows, dtype=np.bool_)
             infos["_final_obs"][batch.final_rows] = True
             infos["_final_info"] = infos["_final_obs"].copy()
@@ -251,22 +277,30 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         ids = np.asarray(env_id)
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
             raise UsageError(f"env_id must be a vector of env indices; got shape {ids.shape}, dtype {ids.dtype}")
-        if ids.min() < 0 or ids.max() >= self.num_envs:
-            raise UsageError(f"env_id must be between 0 and {self.num_envs - 1}; got {ids.tolist()}")
-        if len(np.unique(ids)) < len(ids):
-            raise UsageError(f"env_id names an env twice: {ids.tolist()}")
-        if self._in_flight[ids].any():
-            busy = ids[self._in_flight[ids]].tolist()
+        if ids.dtype != np.int32:
+            ids = np.clip(ids, -1, self.num_envs)  # so that no number becomes another one
+        env_ids: IntArray = np.ascontiguousarray(ids, dtype=np.int32)
+        problem = self._flight.check(env_ids)
+        if problem == _native.NO_SUCH_ENV:
+            raise UsageError(f"env_id must be between 0 and {self.num_envs - 1}; got {np.asarray(env_id).tolist()}")
+        if problem == _native.NAMED_TWICE:
+            raise UsageError(f"env_id names an env twice: {env_ids.tolist()}")
+        if problem == _native.BUSY:
+            busy = sorted(set(env_ids.tolist()) & set(self._flight.env_ids))
             raise EnvBusy(f"envs {busy} have results to come: receive them before sending again")
-        return np.ascontiguousarray(ids, dtype=np.int32)
+        return env_ids
 
-    def _in_flight_ids(self) -> list[int]:
-        ids: list[int] = np.flatnonzero(self._in_flight).tolist()
-        return ids
+    def _with_states(self, env_ids: ArrayLike | None, what: str) -> tuple[SavesStates, list[int]]:
+        self._require_open()
+        self._require_no_flight(what)
+        if not isinstance(self._backend, SavesStates):
+            raise UsageError("only native envs can be saved and restored; envfleet.registry() lists them")
+        ids = range(self.num_envs) if env_ids is None else self._env_ids(env_ids).tolist()
+        return self._backend, list(ids)
 
     def _require_no_flight(self, what: str) -> None:
-        if self._num_in_flight:
-            raise EnvBusy(f"envs {self._in_flight_ids()} have results to come: receive them before you {what}")
+        if self._flight.num_in_flight:
+            raise EnvBusy(f"envs {self._flight.env_ids} have results to come: receive them before you {what}")
 
     def _require_open(self) -> None:
         if self.closed:

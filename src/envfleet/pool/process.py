@@ -18,7 +18,7 @@ from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool import process_child
-from envfleet.pool.backend import IntArray, Line, PoolConfig
+from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.cpus import usable_cpus
 from envfleet.pool.guard import Failure, backoff_s
@@ -44,6 +44,7 @@ class ProcessBackend:
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Learn the spaces from a scout, then start the children and have them build the envs."""
         self._config = config
+        self.step_at_once: StepAtOnce | None = None
         self._builders = list(builders)
         self._files = MemoryFiles.create()
         self._lane = ObjectLane(self._files.objects)

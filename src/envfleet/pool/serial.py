@@ -14,7 +14,7 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Env, Transition
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import IntArray, Line, PoolConfig
+from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.rows import Extras, RowWriter, WrongObservation, action_reader, assemble_batch
@@ -27,6 +27,7 @@ class SerialBackend:
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Build all envs."""
         self._config = config
+        self.step_at_once: StepAtOnce | None = None
         self._num_failures: Counter[int] = Counter()
         first = builders[0]()
         self.traits: EnvTraits = traits_of(first)

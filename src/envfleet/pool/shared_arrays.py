@@ -10,16 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from envfleet._native import BatchStore, Board
+from envfleet._native import Board
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.backend import Line
-
-Field = tuple[int, np.dtype[Any], tuple[int, ...]]  # offset, dtype, shape of one row
-
-_ALIGNMENT = 64  # a cache line, so that no two arrays share one
-_FIXED_DTYPES = (np.int32, np.float64, np.bool_, np.bool_, np.uint8)  # as FixedField in batch_store.h
-NUM_FIXED = len(_FIXED_DTYPES)
+from envfleet.pool.batch_layout import NUM_FIXED, Column, aligned, batch_store, place_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +63,9 @@ class SharedArrays:
     def __init__(self, files: MemoryFiles, shape: PoolShape, obs: SpaceTree, actions: SpaceTree) -> None:
         """Map what the parent has sized with `allocate`."""
         self.num_obs_columns = len(obs.array_leaves)
-        has_final = shape.autoreset is Autoreset.SAME_STEP
+        columns = _columns(obs) * (2 if shape.autoreset is Autoreset.SAME_STEP else 1)
         self.stores = [
-            _batch_store(fd, num_rows, obs, has_final)
+            batch_store(fd, num_rows, columns)
             for _, fd, num_rows in zip(
                 shape.lines, (files.full, files.first_ready), (shape.num_envs, shape.batch_size), strict=False
             )
@@ -78,12 +73,13 @@ class SharedArrays:
         board_bytes = _board_bytes(shape)
         self._memory = mmap.mmap(files.board, board_bytes + _action_bytes(shape.num_envs, actions))
         self.board = Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
-        self.action_columns: list[np.ndarray[Any, Any] | None] = [  # [N, *leaf.shape]; None for objects
-            None
-            if field is None
-            else np.ndarray((shape.num_envs, *field[2]), field[1], buffer=self._memory, offset=board_bytes + field[0])
-            for field in _action_fields(shape.num_envs, actions)
-        ]
+        self.action_columns: list[np.ndarray[Any, Any] | None]  # [N, *leaf.shape]; None for objects
+        self.action_columns = [None] * len(actions.leaves)
+        fields, _ = place_columns(shape.num_envs, _columns(actions))
+        for leaf, (offset, dtype, row_shape) in zip(actions.array_leaves, fields, strict=True):
+            self.action_columns[leaf] = np.ndarray(
+                (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=board_bytes + offset
+            )
 
     @staticmethod
     def allocate(files: MemoryFiles, shape: PoolShape, actions: SpaceTree) -> None:
@@ -98,43 +94,13 @@ class SharedArrays:
         return arrays[NUM_FIXED:end], arrays[end:]
 
 
-def _batch_store(fd: int, num_rows: int, obs: SpaceTree, has_final: bool) -> BatchStore:
-    fields: list[Field] = []
-    end = 0
-    leaves = [(leaf.dtype, leaf.shape) for leaf in obs.leaves if leaf.dtype is not None]
-    rows: list[tuple[np.dtype[Any], tuple[int, ...]]] = [(np.dtype(dtype), ()) for dtype in _FIXED_DTYPES]
-    for dtype, shape in rows + leaves * (2 if has_final else 1):
-        fields.append((end, dtype, shape))
-        end = _aligned(end + num_rows * _row_bytes(dtype, shape))
-    buffer_bytes = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
-    return BatchStore(fd, num_rows, buffer_bytes, fields)
-
-
-def _action_fields(num_envs: int, actions: SpaceTree) -> list[Field | None]:
-    fields: list[Field | None] = []
-    end = 0
-    for leaf in actions.leaves:
-        if leaf.dtype is None:
-            fields.append(None)
-        else:
-            fields.append((end, leaf.dtype, leaf.shape))
-            end = _aligned(end + num_envs * _row_bytes(leaf.dtype, leaf.shape))
-    return fields
+def _columns(tree: SpaceTree) -> list[Column]:
+    return [(leaf.dtype, leaf.shape) for leaf in tree.leaves if leaf.dtype is not None]
 
 
 def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
-    return sum(
-        _aligned(num_envs * _row_bytes(leaf.dtype, leaf.shape)) for leaf in actions.leaves if leaf.dtype is not None
-    )
+    return place_columns(num_envs, _columns(actions))[1]
 
 
 def _board_bytes(shape: PoolShape) -> int:
-    return _aligned(Board.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))
-
-
-def _row_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    return dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return aligned(Board.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))

@@ -3,13 +3,14 @@
 `make` is called like `envfleet.make` and returns a pool; the suite brings its own environments.
 """
 
-from envfleet.testing.conformance import CHECKS, check_pool
+from envfleet.testing.conformance import CHECKS, PYTHON_ENV_CHECKS, check_pool
 from envfleet.testing.envs import Act, BoxActionEnv, ScriptedEnv, TreeEnv
 from envfleet.testing.leases import check_leases
 from envfleet.testing.programs import Program, run_program
 
 __all__ = [
     "CHECKS",
+    "PYTHON_ENV_CHECKS",
     "Act",
     "BoxActionEnv",
     "Program",

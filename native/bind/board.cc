@@ -1,101 +1,17 @@
-// The only file that knows Python: checks arguments, drops the GIL while it waits, hands arrays over.
-#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
-#include <numpy/arrayobject.h>
-#include <signal.h>
-#include <sys/prctl.h>
+// Board, for the process pool: checks arguments, and drops the GIL while it waits.
+#include "engine/board.h"
+
 #include <unistd.h>
 
-#include <chrono>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "engine/board.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
+#include "bind/arrays.h"
+#include "bind/python.h"
 
 namespace envfleet {
 namespace {
-
-Deadline deadline_in(double timeout_s) {
-  return Clock::now() + std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_s * 1e9));
-}
-
-/// One array of a batch as NumPy sees it.
-struct ArrayField {
-  std::size_t offset;
-  nb::object dtype;
-  std::vector<npy_intp> shape;  // with the rows in front
-};
-
-/// A BatchStore and how its fields look as arrays.
-class PyBatchStore {
- public:
-  PyBatchStore(int fd, std::uint32_t num_rows, std::size_t buffer_bytes, nb::sequence fields) {
-    BatchLayout layout{num_rows, buffer_bytes, {}};
-    for (nb::handle item : fields) {
-      const auto field = nb::cast<nb::tuple>(item);
-      ArrayField array{nb::cast<std::size_t>(field[0]), nb::borrow(field[1]), {num_rows}};
-      if (!PyArray_DescrCheck(array.dtype.ptr())) throw nb::type_error("a field's dtype must be a numpy.dtype");
-      std::size_t row_bytes = PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(array.dtype.ptr()));
-      for (nb::handle dim : nb::cast<nb::tuple>(field[2])) {
-        array.shape.push_back(nb::cast<npy_intp>(dim));
-        row_bytes *= static_cast<std::size_t>(array.shape.back());
-      }
-      if (array.offset + num_rows * row_bytes > buffer_bytes) throw nb::value_error("a field ends outside its buffer");
-      layout.fields.push_back({array.offset, row_bytes});
-      fields_.push_back(std::move(array));
-    }
-    if (fields_.size() < kNumFixedFields) throw nb::value_error("a batch has at least the fixed fields");
-    store = std::make_shared<BatchStore>(fd, std::move(layout));
-  }
-
-  /// Arrays over the buffer's memory; each keeps `owner` alive.
-  nb::tuple arrays(std::uint32_t buffer, nb::handle owner) const {
-    std::byte* memory = store->memory(buffer);
-    nb::object arrays = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(fields_.size())));
-    for (std::size_t i = 0; i < fields_.size(); ++i) {
-      const ArrayField& field = fields_[i];
-      PyObject* dtype = field.dtype.ptr();
-      Py_INCREF(dtype);  // PyArray_NewFromDescr takes this reference over
-      PyObject* array = PyArray_NewFromDescr(&PyArray_Type, reinterpret_cast<PyArray_Descr*>(dtype),
-                                             static_cast<int>(field.shape.size()), field.shape.data(), nullptr,
-                                             memory + field.offset, NPY_ARRAY_CARRAY, nullptr);
-      if (array == nullptr) throw nb::python_error();
-      if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), owner.inc_ref().ptr()) < 0) {
-        Py_DECREF(array);
-        throw nb::python_error();
-      }
-      PyTuple_SET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i), array);
-    }
-    return nb::borrow<nb::tuple>(arrays);
-  }
-
-  std::shared_ptr<BatchStore> store;
-
- private:
-  std::vector<ArrayField> fields_;
-};
-
-/// The base of all arrays of one batch: when the last of them dies, the buffer goes back to its store.
-class Lease {
- public:
-  Lease(std::shared_ptr<BatchStore> store, std::uint32_t buffer) : store_(std::move(store)), buffer_(buffer) {}
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  ~Lease() { store_->give_back(buffer_); }
-
- private:
-  std::shared_ptr<BatchStore> store_;
-  std::uint32_t buffer_;
-};
 
 /// A Board together with the Python objects whose memory it uses.
 class PyBoard {
@@ -129,9 +45,12 @@ class PyBoard {
   Board& board() { return *board_; }
 
   void send(nb::handle env_ids, nb::handle ops, std::uint8_t line) {
-    auto* ids = int32_vector(env_ids, "env_ids");
-    const auto num_tasks = static_cast<std::size_t>(PyArray_DIM(ids, 0));
-    const auto* id = static_cast<const std::int32_t*>(PyArray_DATA(ids));
+    const auto [id, num_tasks] = int32_vector(env_ids, "env_ids");
+    for (std::size_t i = 0; i < num_tasks; ++i) {
+      if (id[i] < 0 || static_cast<std::uint32_t>(id[i]) >= board_->shape().num_envs) {
+        throw nb::value_error(("env_ids has " + std::to_string(id[i]) + ", which is no env").c_str());
+      }
+    }
     if (PyLong_Check(ops.ptr())) {
       ops_.assign(num_tasks, static_cast<Op>(nb::cast<int>(ops)));
     } else {
@@ -159,8 +78,7 @@ class PyBoard {
     require_line(line);
     if (!board_->line(line).is_full()) throw nb::value_error("take() needs a full batch: wait_full() first");
     const BatchLine::Full full = board_->take(line);
-    nb::object lease = nb::cast(new Lease(board_->store(line), full.buffer), nb::rv_policy::take_ownership);
-    return nb::make_tuple(full.flags, stores_[line]->arrays(full.buffer, lease));
+    return nb::make_tuple(full.flags, stores_[line]->arrays(full.buffer, make_lease(board_->store(line), full.buffer)));
   }
 
   /// The next task as (op, env_id, line), or None after `timeout_s`.
@@ -195,21 +113,6 @@ class PyBoard {
     if (line >= stores_.size()) throw nb::index_error("this board has no such line of batches");
   }
 
-  PyArrayObject* int32_vector(nb::handle array, const char* name) const {
-    auto* vector = reinterpret_cast<PyArrayObject*>(array.ptr());
-    if (!PyArray_Check(array.ptr()) || PyArray_TYPE(vector) != NPY_INT32 || PyArray_NDIM(vector) != 1 ||
-        !PyArray_ISCARRAY_RO(vector)) {
-      throw nb::type_error((std::string(name) + " must be a contiguous vector of int32").c_str());
-    }
-    const auto* id = static_cast<const std::int32_t*>(PyArray_DATA(vector));
-    for (npy_intp i = 0; i < PyArray_DIM(vector, 0); ++i) {
-      if (id[i] < 0 || static_cast<std::uint32_t>(id[i]) >= board_->shape().num_envs) {
-        throw nb::value_error((std::string(name) + " has " + std::to_string(id[i]) + ", which is no env").c_str());
-      }
-    }
-    return vector;
-  }
-
   std::vector<std::shared_ptr<PyBatchStore>> stores_;
   Py_buffer buffer_{};
   std::unique_ptr<Board> board_;
@@ -218,40 +121,9 @@ class PyBoard {
   std::uint8_t line_ = 0;
 };
 
-template <class Float>
-bool any_nan(const void* memory, npy_intp size) {
-  const auto* values = static_cast<const Float*>(memory);
-  bool found = false;
-  for (npy_intp i = 0; i < size; ++i) found |= values[i] != values[i];
-  return found;
-}
+}  // namespace
 
-/// True if a contiguous float32 or float64 array has a NaN.
-bool has_nan(nb::handle object) {
-  auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
-  if (!PyArray_Check(object.ptr()) || !PyArray_ISCARRAY_RO(array)) throw nb::type_error("expected a contiguous array");
-  if (PyArray_TYPE(array) == NPY_FLOAT32) return any_nan<float>(PyArray_DATA(array), PyArray_SIZE(array));
-  if (PyArray_TYPE(array) == NPY_FLOAT64) return any_nan<double>(PyArray_DATA(array), PyArray_SIZE(array));
-  throw nb::type_error("expected float32 or float64");
-}
-
-/// Have the kernel kill this process when its parent dies, also if the parent is gone already.
-void die_with_parent(int parent_pid) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent_pid) kill(getpid(), SIGKILL);
-}
-
-void bind(nb::module_& m) {
-  nb::class_<Lease>(m, "Lease");
-
-  nb::class_<PyBatchStore>(m, "BatchStore")
-      .def(nb::init<int, std::uint32_t, std::size_t, nb::sequence>(), "fd"_a, "num_rows"_a, "buffer_bytes"_a,
-           "fields"_a)
-      .def("arrays",
-           [](nb::handle self, std::uint32_t buffer) { return nb::cast<PyBatchStore&>(self).arrays(buffer, self); })
-      .def_prop_ro("num_buffers", [](PyBatchStore& self) { return self.store->num_buffers(); })
-      .def_prop_ro("num_leased", [](PyBatchStore& self) { return self.store->num_leased(); });
-
+void bind_board(nb::module_& m) {
   nb::class_<PyBoard>(m, "Board")
       .def(nb::init<nb::object, std::uint32_t, std::uint32_t, std::uint32_t,
                     std::vector<std::shared_ptr<PyBatchStore>>>(),
@@ -310,9 +182,6 @@ void bind(nb::module_& m) {
            [](PyBoard& self, std::uint32_t env_id) { return self.board().num_failures(env_id).fetch_add(1) + 1; })
       .def("forgive_failures", [](PyBoard& self, std::uint32_t env_id) { self.board().num_failures(env_id).store(0); });
 
-  m.def("has_nan", &has_nan);
-  m.def("die_with_parent", &die_with_parent, "parent_pid"_a);
-
   m.attr("STEP") = static_cast<int>(Op::kStep);
   m.attr("RESET") = static_cast<int>(Op::kReset);
   m.attr("REPEAT") = static_cast<int>(Op::kRepeat);
@@ -326,15 +195,4 @@ void bind(nb::module_& m) {
   m.attr("FAILED") = static_cast<int>(kFailed);
 }
 
-bool import_numpy() {
-  import_array1(false);
-  return true;
-}
-
-}  // namespace
 }  // namespace envfleet
-
-NB_MODULE(_native, m) {
-  if (!envfleet::import_numpy()) throw nb::python_error();
-  envfleet::bind(m);
-}

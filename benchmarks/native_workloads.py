@@ -1,0 +1,70 @@
+"""The rows of benchmarks/pool.py whose environments are native: envfleet's C++ against EnvPool's, Gymnasium's Python,
+and a plain C++ loop.
+
+EnvPool runs with one thread and with two, because which of them is faster depends on the env and on what else the
+machine does; the target is to be reached against either.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gymnasium as gym
+
+from ceiling import CPP_LOOP
+from contenders import GYMNASIUM_SYNC
+from native_contenders import (
+    GYMNASIUM_NUMPY_CARTPOLE,
+    envfleet_native,
+    envfleet_native_async,
+    envpool_async,
+    envpool_sync,
+)
+from workloads import Peer, Workload
+
+ENVPOOL_THREADS = (1, 2)  # targets are set for 2 cores
+ASYNC_BATCH_SIZE = 32
+
+
+def _sync_row(
+    name: str, env_id: str, num_envs: int, envpool_target: float, *others: Peer, gymnasium_id: str | None = None
+) -> Workload:
+    rivals = [
+        Peer(envpool_sync(env_id, num_threads), envpool_target)
+        for num_threads in ENVPOOL_THREADS
+        if num_threads <= num_envs
+    ]
+    return Workload(
+        name=name,
+        title=env_id,
+        num_envs=num_envs,
+        env_fn=lambda env_index, iterations_per_s: partial(gym.make, gymnasium_id or env_id),
+        subject=envfleet_native(env_id),
+        peers=(*rivals, *others),
+        is_native=True,
+    )
+
+
+NATIVE_WORKLOADS = (
+    _sync_row("cartpole-1", "CartPole-v1", 1, 10.0, Peer(GYMNASIUM_SYNC, 4.0)),
+    _sync_row("cartpole-8", "CartPole-v1", 8, 20.0, Peer(GYMNASIUM_SYNC)),
+    _sync_row("cartpole-64", "CartPole-v1", 64, 25.0, Peer(GYMNASIUM_SYNC), Peer(GYMNASIUM_NUMPY_CARTPOLE)),
+    _sync_row("cartpole-256", "CartPole-v1", 256, 25.0, Peer(GYMNASIUM_NUMPY_CARTPOLE), Peer(CPP_LOOP, 0.5)),
+    Workload(
+        name="cartpole-async",
+        title="CartPole-v1, async",
+        num_envs=64,
+        env_fn=lambda env_index, iterations_per_s: partial(gym.make, "CartPole-v1"),
+        subject=envfleet_native_async("CartPole-v1", ASYNC_BATCH_SIZE),
+        peers=tuple(
+            Peer(envpool_async("CartPole-v1", ASYNC_BATCH_SIZE, num_threads), 5.0) for num_threads in ENVPOOL_THREADS
+        ),
+        is_native=True,
+    ),
+    _sync_row("pendulum", "Pendulum-v1", 64, 10.0),
+    _sync_row("acrobot", "Acrobot-v1", 64, 10.0),
+    _sync_row("mountaincar", "MountainCar-v0", 64, 10.0),
+    _sync_row("frozenlake", "FrozenLake-v1", 64, 10.0),
+    # Gymnasium 1.4 knows Taxi by its new version only; here it serves for its actions.
+    _sync_row("taxi", "Taxi-v3", 64, 10.0, gymnasium_id="Taxi-v4"),
+)

@@ -1,0 +1,61 @@
+// The module _native. Only this folder knows Python.
+#define ENVFLEET_IMPORTS_NUMPY
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "bind/arrays.h"
+#include "bind/python.h"
+
+namespace envfleet {
+namespace {
+
+template <class Float>
+bool any_nan(const void* memory, npy_intp size) {
+  const auto* values = static_cast<const Float*>(memory);
+  bool found = false;
+  for (npy_intp i = 0; i < size; ++i) found |= values[i] != values[i];
+  return found;
+}
+
+/// True if a contiguous float32 or float64 array has a NaN.
+bool has_nan(nb::handle object) {
+  auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
+  if (!PyArray_Check(object.ptr()) || !PyArray_ISCARRAY_RO(array)) throw nb::type_error("expected a contiguous array");
+  if (PyArray_TYPE(array) == NPY_FLOAT32) return any_nan<float>(PyArray_DATA(array), PyArray_SIZE(array));
+  if (PyArray_TYPE(array) == NPY_FLOAT64) return any_nan<double>(PyArray_DATA(array), PyArray_SIZE(array));
+  throw nb::type_error("expected float32 or float64");
+}
+
+/// Have the kernel kill this process when its parent dies, also if the parent is gone already.
+void die_with_parent(int parent_pid) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent_pid) kill(getpid(), SIGKILL);
+}
+
+bool import_numpy() {
+  import_array1(false);
+  return true;
+}
+
+}  // namespace
+}  // namespace envfleet
+
+NB_MODULE(_native, m) {
+  if (!envfleet::import_numpy()) throw nb::python_error();
+  nb::class_<envfleet::Lease>(m, "Lease");
+
+  nb::class_<envfleet::PyBatchStore>(m, "BatchStore")
+      .def(nb::init<int, std::uint32_t, std::size_t, nb::sequence>(), "fd"_a, "num_rows"_a, "buffer_bytes"_a,
+           "fields"_a)
+      .def("arrays", [](nb::handle self,
+                        std::uint32_t buffer) { return nb::cast<envfleet::PyBatchStore&>(self).arrays(buffer, self); })
+      .def_prop_ro("num_buffers", [](envfleet::PyBatchStore& self) { return self.store->num_buffers(); })
+      .def_prop_ro("num_leased", [](envfleet::PyBatchStore& self) { return self.store->num_leased(); });
+
+  envfleet::bind_board(m);
+  envfleet::bind_flight(m);
+  envfleet::bind_native_pool(m);
+  m.def("has_nan", &envfleet::has_nan);
+  m.def("die_with_parent", &envfleet::die_with_parent, "parent_pid"_a);
+}

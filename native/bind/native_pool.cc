@@ -1,0 +1,502 @@
+// NativePool: checks arguments, drops the GIL while envs step, hands arrays over.
+#include "engine/native_pool.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/arrays.h"
+#include "bind/python.h"
+#include "bind/values.h"
+#include "engine/registry.h"
+
+namespace envfleet {
+namespace {
+
+constexpr std::chrono::milliseconds kSignalSlice{100};  // how often a wait lets Python's signal handlers run
+
+/// The environments of plugins that were loaded into this process.
+std::vector<RegisteredEnv>& plugin_envs() {
+  static std::vector<RegisteredEnv> envs;
+  return envs;
+}
+
+const RegisteredEnv* find_env(const std::string& name) {
+  for (const auto* envs : {&plugin_envs(), &registered_envs()}) {
+    // From the end: a plugin that was changed and loaded again replaces its older self.
+    const auto found = std::find_if(envs->rbegin(), envs->rend(), [&](const auto& env) { return env.name == name; });
+    if (found != envs->rend()) return &*found;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> load_plugin(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: its code may run at any time
+  if (library == nullptr) throw std::runtime_error(dlerror());
+  const auto plugin_function = reinterpret_cast<Plugin (*)()>(dlsym(library, "envfleet_plugin"));
+  if (plugin_function == nullptr) throw std::runtime_error(path + " does not call ENVFLEET_PLUGIN()");
+  const Plugin plugin = plugin_function();
+  if (plugin.abi != kPluginAbi) {
+    throw std::runtime_error(path + " was compiled with another version of EnvFleet: compile it again");
+  }
+  std::vector<std::string> names;
+  for (const RegisteredEnv& env : *plugin.envs) {
+    plugin_envs().push_back(env);
+    names.push_back(env.name);
+  }
+  return names;
+}
+
+struct PyModel {
+  std::shared_ptr<const AnyModel> model;
+  Spec spec;
+};
+
+PyModel make_py_model(const std::string& name, nb::dict kwargs) {
+  const RegisteredEnv* env = find_env(name);
+  if (env == nullptr) throw nb::value_error(("no native environment is called '" + name + "'").c_str());
+  std::shared_ptr<const AnyModel> model = make_model(*env, as_values(kwargs));
+  Spec spec = model->spec();
+  return {std::move(model), std::move(spec)};
+}
+
+/// The values that one array of the action may have.
+struct ActionLeaf {
+  int numpy_type;
+  std::vector<npy_intp> shape;           // of one row
+  std::size_t num_elements;              // of one row
+  std::vector<std::int64_t> num_values;  // for each element between 0 and this; empty: any number
+};
+
+template <class Float>
+std::optional<std::size_t> first_nan(const Float* values, std::size_t size) {
+  bool found = false;
+  for (std::size_t i = 0; i < size; ++i)
+    found |= values[i] != values[i];  // without a branch: nearly never is there one
+  if (!found) return std::nullopt;
+  return static_cast<std::size_t>(std::find_if(values, values + size, [](Float x) { return x != x; }) - values);
+}
+
+class PyNativePool {
+ public:
+  PyNativePool(const PyModel& model, std::vector<std::shared_ptr<PyBatchStore>> stores, int autoreset,
+               std::uint32_t max_episode_steps, std::uint32_t num_threads, std::vector<int> helper_cpus,
+               double help_worth_s, nb::object unflatten)
+      : stores_(std::move(stores)), unflatten_(std::move(unflatten)) {
+    if (num_threads < 1 || num_threads > BatchLine::kMaxWriters) throw nb::value_error("between 1 and 4096 threads");
+    const EpisodeRules rules{static_cast<Autoreset>(autoreset), max_episode_steps};
+    layout_ = {model.spec.observation.leaves().size(), model.spec.infos.size(),
+               rules.autoreset == Autoreset::kSameStep};
+    std::vector<std::shared_ptr<BatchStore>> bare;
+    for (const auto& store : stores_) {
+      require_layout(model.spec, store->store->layout());
+      bare.push_back(store->store);
+    }
+    num_envs_ = bare.at(0)->layout().num_rows;
+    std::vector<std::size_t> action_row_bytes;
+    for (const Space* leaf : model.spec.action.leaves()) {
+      std::vector<std::int64_t> num_values = leaf->num_values;
+      if (leaf->kind == Space::Kind::kDiscrete) num_values.assign(1, leaf->num_values.at(0));
+      action_leaves_.push_back({numpy_type(leaf->dtype),
+                                {leaf->shape.begin(), leaf->shape.end()},
+                                leaf->num_elements(),
+                                std::move(num_values)});
+      action_row_bytes.push_back(bytes_of(leaf->dtype) * leaf->num_elements());
+    }
+    for (const InfoField& field : model.spec.infos) info_keys_.push_back(keys_of(field.name));
+    generators_.resize(num_envs_);
+    pool_ = std::make_shared<NativePool>(
+        model.model->make_envs(num_envs_, rules, layout_), std::move(bare), std::move(action_row_bytes),
+        NativePoolConfig{num_threads, std::move(helper_cpus),
+                         std::chrono::nanoseconds(static_cast<std::int64_t>(help_worth_s * 1e9))});
+  }
+  PyNativePool(const PyNativePool&) = delete;
+  PyNativePool& operator=(const PyNativePool&) = delete;
+  ~PyNativePool() { close(5.0); }
+
+  NativePool& pool() { return *pool_; }
+
+  bool close(double timeout_s) {
+    if (is_closed_) return true;
+    is_closed_ = true;
+    bool all_ended;
+    {
+      nb::gil_scoped_release unlocked;
+      all_ended = pool_->close(deadline_in(timeout_s));
+    }
+    if (!all_ended) {
+      for (nb::object& generator : generators_) generator.release();  // a thread may still draw from it: never freed
+    }
+    return all_ended;
+  }
+
+  void set_generator(std::uint32_t env_id, nb::object bit_generator, bool is_seeded) {
+    require_env(env_id);
+    const nb::object capsule = bit_generator.attr("capsule");
+    auto* generator = static_cast<bitgen_t*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
+    if (generator == nullptr) throw nb::python_error();
+    pool_->envs().set_generator(env_id, Random(generator, is_seeded));
+    generators_[env_id] = std::move(bit_generator);
+  }
+  nb::object generator(std::uint32_t env_id) const {
+    require_env(env_id);
+    return generators_[env_id].is_valid() ? generators_[env_id] : nb::none();
+  }
+
+  /// Reset all envs, or only those in `env_ids`, while the others repeat their observation.
+  void send_reset(nb::handle env_ids, nb::dict options, std::uint8_t line) {
+    require_line(line);
+    pool_->set_options(Kwargs(as_values(options)));
+    if (env_ids.is_none()) return pool_->send(nullptr, num_envs_, Op::kReset, line);
+    std::vector<Op> ops(num_envs_, Op::kRepeat);
+    const auto [ids, num_ids] = env_vector(env_ids);
+    for (std::size_t i = 0; i < num_ids; ++i) ops[static_cast<std::size_t>(ids[i])] = Op::kReset;
+    pool_->send_all(ops, line);
+  }
+
+  /// Step all envs, or `env_ids`. `leaves` have the right dtype and shape. Returns (leaf, row) of the first value that
+  /// the action space does not have, and then sends nothing.
+  nb::object send(nb::handle env_ids, nb::list leaves, std::uint8_t line) {
+    require_line(line);
+    const bool is_all = env_ids.is_none();
+    const auto [ids, num_ids] =
+        is_all ? std::pair<const std::int32_t*, std::size_t>{nullptr, num_envs_} : env_vector(env_ids);
+    if (leaves.size() != action_leaves_.size()) throw nb::value_error("an array for each leaf of the action");
+    for (std::size_t i = 0; i < action_leaves_.size(); ++i) {
+      if (!has_form(leaves[i], action_leaves_[i], num_ids)) throw nb::type_error("an action of the wrong form");
+      if (const auto row = first_wrong_row(leaves[i], action_leaves_[i], num_ids)) return nb::make_tuple(i, *row);
+    }
+    for (std::size_t i = 0; i < action_leaves_.size(); ++i) copy_actions(leaves[i], i, ids, num_ids);
+    pool_->send(ids, num_ids, Op::kStep, line);
+    return nb::none();
+  }
+
+  /// (flags, obs, rewards, terminated, truncated, infos, env_ids, None), or None after `timeout_s`. If any flag is set,
+  /// the last entry is (buffer, all arrays of the batch).
+  nb::object recv(std::uint8_t line, double timeout_s) {
+    require_line(line);
+    const Deadline deadline = deadline_in(timeout_s);
+    while (wait(line, deadline) != Waited::kReady) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (Clock::now() >= deadline) return nb::none();
+    }
+    const Received batch = take(line);
+    nb::object details = nb::none();
+    if (batch.flags != 0) {
+      details = nb::make_tuple(batch.buffer, stores_[line]->arrays(batch.buffer, batch.lease));
+    }
+    return nb::make_tuple(batch.flags, obs(batch), column(batch, kRewards), column(batch, kTerminated),
+                          column(batch, kTruncated), infos(batch), column(batch, kEnvIds), details);
+  }
+
+  /// step() of all envs in one call, for the usual case. Returns its five results; None if the actions need a closer
+  /// look (nothing was done); or False if the batch does (it is under way: recv() it).
+  nb::object step(nb::handle actions) {
+    if (action_leaves_.size() != 1 || !has_form(actions, action_leaves_[0], num_envs_) ||
+        first_wrong_row(actions, action_leaves_[0], num_envs_)) {
+      return nb::none();
+    }
+    copy_actions(actions, 0, nullptr, num_envs_);
+    pool_->send(nullptr, num_envs_, Op::kStep, 0);
+    if (wait(0, deadline_in(60.0)) != Waited::kReady || pool_->peek(0).flags != 0) return nb::cast(false);
+    const Received batch = take(0);
+    nb::object result = nb::steal(PyTuple_New(5));
+    PyTuple_SET_ITEM(result.ptr(), 0, obs(batch).release().ptr());
+    PyTuple_SET_ITEM(result.ptr(), 1, column(batch, kRewards).release().ptr());
+    PyTuple_SET_ITEM(result.ptr(), 2, column(batch, kTerminated).release().ptr());
+    PyTuple_SET_ITEM(result.ptr(), 3, column(batch, kTruncated).release().ptr());
+    PyTuple_SET_ITEM(result.ptr(), 4, infos(batch).release().ptr());
+    return result;
+  }
+
+  bool drain(double timeout_s) {
+    const Deadline deadline = deadline_in(timeout_s);
+    for (;;) {
+      {
+        nb::gil_scoped_release unlocked;
+        if (pool_->drain(std::min(deadline, Clock::now() + kSignalSlice))) return true;
+      }
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (Clock::now() >= deadline) return false;
+    }
+  }
+
+  /// Infos of a batch that was received, or those of its rows that end an episode in the same step.
+  nb::dict infos_of(std::uint8_t line, std::uint32_t buffer, nb::object lease, bool is_final) {
+    require_line(line);
+    const Received batch{line, buffer, 0, stores_[line]->store->memory(buffer), std::move(lease)};
+    return infos(batch, is_final ? layout_.final_infos() : layout_.infos());
+  }
+
+  void reset_into(std::uint32_t env_id, nb::dict options, std::uint8_t line, std::uint32_t buffer, std::uint32_t row) {
+    require_env(env_id);
+    require_line(line);
+    pool_->envs().reset_into(env_id, Kwargs(as_values(options)), *stores_[line]->store, buffer, row);
+  }
+
+  nb::tuple failure(std::uint32_t env_id) {
+    require_env(env_id);
+    const EnvFailure& failure = pool_->envs().failure(env_id);
+    return nb::make_tuple(static_cast<int>(failure.during), failure.what);
+  }
+
+  /// The actions that were sent last: for each leaf the bytes of this env's row.
+  nb::list action_bytes(std::uint32_t env_id) {
+    require_env(env_id);
+    nb::list leaves;
+    for (std::size_t i = 0; i < action_leaves_.size(); ++i) {
+      const std::size_t row_bytes = pool_->action_fields()[i].row_bytes;
+      leaves.append(nb::bytes(pool_->action_column(i) + env_id * row_bytes, row_bytes));
+    }
+    return leaves;
+  }
+
+  nb::tuple get_state(std::uint32_t env_id) {
+    require_env(env_id);
+    std::vector<std::byte> state(pool_->envs().state_bytes());
+    std::uint32_t num_steps = 0;
+    pool_->envs().get_state(env_id, state.data(), &num_steps);
+    return nb::make_tuple(nb::bytes(state.data(), state.size()), num_steps, pool_->envs().has_ended(env_id));
+  }
+
+  void set_state(std::uint32_t env_id, nb::bytes state, std::uint32_t num_steps, bool has_ended) {
+    require_env(env_id);
+    if (state.size() != pool_->envs().state_bytes()) throw nb::value_error("the state of another kind of env");
+    pool_->envs().set_state(env_id, static_cast<const std::byte*>(state.data()), num_steps);
+    pool_->envs().set_ended(env_id, has_ended);
+  }
+
+  void require_env(std::uint32_t env_id) const {
+    if (env_id >= num_envs_) throw nb::index_error("this pool has no such env");
+  }
+
+ private:
+  struct Received {
+    std::uint8_t line;
+    std::uint32_t buffer;
+    std::uint8_t flags;
+    std::byte* memory;
+    nb::object lease;
+  };
+  struct InfoKeys {
+    std::vector<std::pair<nb::object, nb::object>> path;  // each key, and the key of its mask
+  };
+
+  void require_line(std::uint8_t line) const {
+    if (line >= stores_.size()) throw nb::index_error("this pool has no such line of batches");
+  }
+
+  std::pair<const std::int32_t*, std::size_t> env_vector(nb::handle env_ids) const {
+    const auto [ids, num_ids] = int32_vector(env_ids, "env_ids");
+    for (std::size_t i = 0; i < num_ids; ++i) require_env(static_cast<std::uint32_t>(ids[i]));
+    return {ids, num_ids};
+  }
+
+  void require_layout(const Spec& spec, const BatchLayout& batch) const {
+    if (batch.fields.size() != layout_.num_fields()) throw nb::value_error("a batch has other fields than the env");
+    const auto require = [&](std::size_t field, std::size_t row_bytes) {
+      if (batch.fields[field].row_bytes != row_bytes) throw nb::value_error("a field has not the size of its leaf");
+    };
+    const auto obs = spec.observation.leaves();
+    for (std::size_t i = 0; i < obs.size(); ++i) {
+      const std::size_t row_bytes = bytes_of(obs[i]->dtype) * obs[i]->num_elements();
+      require(layout_.obs() + i, row_bytes);
+      if (layout_.has_final) require(layout_.final_obs() + i, row_bytes);
+    }
+    for (std::size_t i = 0; i < spec.infos.size(); ++i) {
+      std::size_t row_bytes = bytes_of(spec.infos[i].dtype);
+      for (const std::int64_t dim : spec.infos[i].shape) row_bytes *= static_cast<std::size_t>(dim);
+      for (const std::size_t first : {layout_.infos(), layout_.final_infos()}) {
+        if (first == layout_.final_infos() && !layout_.has_final) continue;
+        require(first + 2 * i, row_bytes);
+        require(first + 2 * i + 1, 1);
+      }
+    }
+  }
+
+  static InfoKeys keys_of(const std::string& name) {
+    InfoKeys keys;
+    for (std::size_t start = 0; start <= name.size();) {
+      const std::size_t end = std::min(name.find('/', start), name.size());
+      const std::string key = name.substr(start, end - start);
+      keys.path.emplace_back(nb::cast(key), nb::cast("_" + key));
+      start = end + 1;
+    }
+    return keys;
+  }
+
+  static bool has_form(nb::handle object, const ActionLeaf& leaf, std::size_t num_rows) {
+    auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
+    if (!PyArray_Check(object.ptr()) || PyArray_TYPE(array) != leaf.numpy_type || !PyArray_ISCARRAY_RO(array)) {
+      return false;
+    }
+    const npy_intp* dims = PyArray_DIMS(array);
+    return static_cast<std::size_t>(PyArray_NDIM(array)) == leaf.shape.size() + 1 &&
+           static_cast<std::size_t>(dims[0]) == num_rows && std::equal(leaf.shape.begin(), leaf.shape.end(), dims + 1);
+  }
+
+  static std::optional<std::size_t> first_wrong_row(nb::handle object, const ActionLeaf& leaf, std::size_t num_rows) {
+    const void* memory = PyArray_DATA(reinterpret_cast<PyArrayObject*>(object.ptr()));
+    if (leaf.num_values.empty()) {
+      const std::size_t size = num_rows * leaf.num_elements;
+      std::optional<std::size_t> wrong;
+      if (leaf.numpy_type == NPY_FLOAT32) wrong = first_nan(static_cast<const float*>(memory), size);
+      if (leaf.numpy_type == NPY_FLOAT64) wrong = first_nan(static_cast<const double*>(memory), size);
+      if (wrong) *wrong /= leaf.num_elements;
+      return wrong;
+    }
+    const auto* values = static_cast<const std::int64_t*>(memory);
+    for (std::size_t row = 0; row < num_rows; ++row) {
+      for (std::size_t i = 0; i < leaf.num_elements; ++i) {
+        // As unsigned numbers: a negative one is greater than any.
+        const auto value = static_cast<std::uint64_t>(values[row * leaf.num_elements + i]);
+        if (value >= static_cast<std::uint64_t>(leaf.num_values[i])) return row;
+      }
+    }
+    return std::nullopt;
+  }
+
+  void copy_actions(nb::handle object, std::size_t leaf, const std::int32_t* env_ids, std::size_t num_rows) {
+    const auto* memory = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(object.ptr())));
+    const std::size_t row_bytes = pool_->action_fields()[leaf].row_bytes;
+    std::byte* column = pool_->action_column(leaf);
+    if (env_ids == nullptr) {
+      std::memcpy(column, memory, num_rows * row_bytes);
+      return;
+    }
+    for (std::size_t row = 0; row < num_rows; ++row) {
+      std::memcpy(column + static_cast<std::size_t>(env_ids[row]) * row_bytes, memory + row * row_bytes, row_bytes);
+    }
+  }
+
+  Waited wait(std::uint8_t line, Deadline deadline) {
+    nb::gil_scoped_release unlocked;
+    return pool_->recv(line, std::min(deadline, Clock::now() + kSignalSlice));
+  }
+
+  Received take(std::uint8_t line) {
+    const BatchLine::Full full = pool_->take(line);
+    const std::shared_ptr<BatchStore>& store = stores_[line]->store;
+    return {line, full.buffer, full.flags, store->memory(full.buffer), make_lease(store, full.buffer)};
+  }
+
+  nb::object column(const Received& batch, std::size_t field) const {
+    return stores_[batch.line]->array(field, batch.memory, batch.lease);
+  }
+
+  nb::object obs(const Received& batch) const {
+    if (unflatten_.is_none()) return column(batch, layout_.obs());
+    return unflatten_(stores_[batch.line]->arrays(batch.buffer, batch.lease, layout_.obs(), layout_.final_obs()));
+  }
+
+  nb::dict infos(const Received& batch) const { return infos(batch, layout_.infos()); }
+
+  /// As Gymnasium's vector envs have it: `key` and its mask `_key`, where any row has it.
+  nb::dict infos(const Received& batch, std::size_t first_field) const {
+    nb::dict all;
+    const BatchLayout& layout = stores_[batch.line]->store->layout();
+    for (std::size_t i = 0; i < info_keys_.size(); ++i) {
+      const std::size_t field = first_field + 2 * i;
+      if (std::memchr(batch.memory + layout.fields[field + 1].offset, 1, layout.num_rows) == nullptr) continue;
+      const nb::object mask = column(batch, field + 1);
+      nb::dict place = all;
+      const auto& path = info_keys_[i].path;
+      for (std::size_t depth = 0; depth + 1 < path.size(); ++depth) {
+        const auto& [key, mask_key] = path[depth];
+        if (!place.contains(key)) {
+          place[key] = nb::dict();
+          place[mask_key] = mask;  // the fields of one dictionary are set together
+        }
+        place = nb::cast<nb::dict>(place[key]);
+      }
+      place[path.back().first] = column(batch, field);
+      place[path.back().second] = mask;
+    }
+    return all;
+  }
+
+  std::vector<std::shared_ptr<PyBatchStore>> stores_;
+  nb::object unflatten_;  // from a tuple of leaves to an observation; None if there is only one
+  std::vector<ActionLeaf> action_leaves_;
+  std::vector<InfoKeys> info_keys_;
+  std::vector<nb::object> generators_;  // [num_envs] NumPy bit generators
+  RowLayout layout_{};
+  std::uint32_t num_envs_ = 0;
+  bool is_closed_ = false;
+  std::shared_ptr<NativePool> pool_;
+};
+
+}  // namespace
+
+void bind_native_pool(nb::module_& m) {
+  m.def("native_names", [] {
+    std::vector<std::string> names;
+    for (const RegisteredEnv& env : registered_envs()) names.push_back(env.name);
+    return names;
+  });
+  m.def("load_plugin", &load_plugin, "path"_a);
+
+  nb::class_<PyModel>(m, "NativeModel")
+      .def("__init__", [](PyModel* self, const std::string& name,
+                          nb::dict kwargs) { new (self) PyModel(make_py_model(name, std::move(kwargs))); })
+      .def_prop_ro("observation_space", [](PyModel& self) { return space_as_tuple(self.spec.observation); })
+      .def_prop_ro("action_space", [](PyModel& self) { return space_as_tuple(self.spec.action); })
+      .def_prop_ro(
+          "infos",
+          [](PyModel& self) {
+            nb::list fields;
+            for (const InfoField& field : self.spec.infos) {
+              fields.append(nb::make_tuple(field.name, dtype_name(field.dtype), nb::tuple(nb::cast(field.shape))));
+            }
+            return fields;
+          })
+      .def_prop_ro("max_episode_steps", [](PyModel& self) { return self.spec.max_episode_steps; });
+
+  nb::class_<PyNativePool>(m, "NativePool")
+      .def(nb::init<const PyModel&, std::vector<std::shared_ptr<PyBatchStore>>, int, std::uint32_t, std::uint32_t,
+                    std::vector<int>, double, nb::object>(),
+           "model"_a, "stores"_a, "autoreset"_a, "max_episode_steps"_a, "num_threads"_a, "helper_cpus"_a,
+           "help_worth_s"_a, "unflatten"_a.none())
+      .def("step", &PyNativePool::step)
+      .def("send", &PyNativePool::send, "env_ids"_a.none(), "leaves"_a, "line"_a)
+      .def("send_reset", &PyNativePool::send_reset, "env_ids"_a.none(), "options"_a, "line"_a)
+      .def("recv", &PyNativePool::recv, "line"_a, "timeout_s"_a)
+      .def("drain", &PyNativePool::drain, "timeout_s"_a)
+      .def("close", &PyNativePool::close, "timeout_s"_a)
+      .def("set_generator", &PyNativePool::set_generator, "env_id"_a, "bit_generator"_a, "is_seeded"_a)
+      .def("generator", &PyNativePool::generator, "env_id"_a)
+      .def("infos", &PyNativePool::infos_of, "line"_a, "buffer"_a, "lease"_a, "is_final"_a)
+      .def("reset_into", &PyNativePool::reset_into, "env_id"_a, "options"_a, "line"_a, "buffer"_a, "row"_a)
+      .def("rebuild",
+           [](PyNativePool& self, std::uint32_t env_id) {
+             self.require_env(env_id);
+             self.pool().envs().rebuild(env_id);
+           })
+      .def("failure", &PyNativePool::failure, "env_id"_a)
+      .def("action_bytes", &PyNativePool::action_bytes, "env_id"_a)
+      .def("get_state", &PyNativePool::get_state, "env_id"_a)
+      .def("set_state", &PyNativePool::set_state, "env_id"_a, "state"_a, "num_steps"_a, "has_ended"_a)
+      .def("set_ended",
+           [](PyNativePool& self, std::uint32_t env_id, bool has_ended) {
+             self.require_env(env_id);
+             self.pool().envs().set_ended(env_id, has_ended);
+           })
+      .def("runs_under_way", [](PyNativePool& self) { return self.pool().runs_under_way(); })
+      .def_prop_ro("num_helpers", [](PyNativePool& self) { return self.pool().num_helpers(); })
+      .def_prop_ro("step_cost_ns", [](PyNativePool& self) { return self.pool().step_cost_ns(); });
+
+  m.attr("PLUGIN_ABI") = kPluginAbi;
+  m.attr("DURING_STEP") = static_cast<int>(EnvFailure::During::kStep);
+  m.attr("DURING_AUTORESET") = static_cast<int>(EnvFailure::During::kAutoreset);
+  m.attr("DURING_RESET") = static_cast<int>(EnvFailure::During::kReset);
+  m.attr("DURING_ENDED") = static_cast<int>(EnvFailure::During::kEnded);
+}
+
+}  // namespace envfleet

@@ -1,0 +1,26 @@
+// Python and NumPy for all files of the binding. NumPy's table of functions is filled in by module.cc.
+#pragma once
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL envfleet_numpy
+#ifndef ENVFLEET_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <numpy/arrayobject.h>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace envfleet {
+
+void bind_board(nb::module_& m);
+void bind_flight(nb::module_& m);
+void bind_native_pool(nb::module_& m);
+
+}  // namespace envfleet

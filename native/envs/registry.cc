@@ -1,0 +1,10 @@
+// Puts the environments of this library on the list: each header adds its own.
+#include "envs/classic_control/acrobot.h"
+#include "envs/classic_control/cart_pole.h"
+#include "envs/classic_control/mountain_car.h"
+#include "envs/classic_control/mountain_car_continuous.h"
+#include "envs/classic_control/pendulum.h"
+#include "envs/toy_text/blackjack.h"
+#include "envs/toy_text/cliff_walking.h"
+#include "envs/toy_text/frozen_lake.h"
+#include "envs/toy_text/taxi.h"
