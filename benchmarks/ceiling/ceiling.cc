@@ -71,7 +71,7 @@ class Loop {
     Slot& slot = slots_[i];
     Outcome outcome;
     if (slot.ended) {
-      slot.env.reset(random_, envfleet::kNoOptions);
+      slot.env.reset(random_, envfleet::no_options());
       slot.num_steps = 0;
     } else {
       outcome = slot.env.step(action, random_);
@@ -90,7 +90,7 @@ class Loop {
   std::uint64_t seed_ = 0;
   bitgen_t generator_{&seed_, next_uint64, next_uint32, next_double, next_uint64};
   envfleet::Random random_{&generator_, false};
-  const CartPole::Model model_{envfleet::kNoOptions};
+  const CartPole::Model model_{envfleet::no_options()};
   std::vector<Slot> slots_;
   std::vector<std::int64_t> actions_;     // [kNumActionBatches, num_envs]
   std::vector<float> obs_;                // [num_envs, 4]

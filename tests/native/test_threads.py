@@ -1,5 +1,6 @@
 """Native pools and their threads: the same results with any number of them, and none that outlives its pool."""
 
+import contextlib
 import os
 import threading
 import time
@@ -19,14 +20,18 @@ MODES = list(envfleet.Autoreset)
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
 
 
-def _helper_threads():
-    names = []
+def _helpers():
+    """Where the kernel tells about each of them."""
+    helpers = []
     for task in Path("/proc/self/task").iterdir():
-        try:
-            names.append((task / "comm").read_text().strip())
-        except OSError:
-            continue  # it has just ended
-    return names.count("envfleet-helper")
+        with contextlib.suppress(OSError):  # it has just ended
+            if (task / "comm").read_text().strip() == "envfleet-helper":
+                helpers.append(task)
+    return helpers
+
+
+def _helper_threads():
+    return len(_helpers())
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +150,22 @@ def test_slow_envs_are_stepped_by_several_threads():
         pool.step(np.full(8, Act.SLEEP))
         assert pool._backend._pool.num_helpers == 3
         wait_until(lambda: _helper_threads() == 3, "all helpers have started")
+
+
+@pytest.mark.usefixtures("always_help")
+def test_helpers_are_pinned_if_asked():
+    cpus = sorted(os.sched_getaffinity(0))
+
+    def allowed():
+        return {len(os.sched_getaffinity(int(helper.name))) for helper in _helpers()}
+
+    with envfleet.make("CartPole-v1", 8, num_workers=2, pin_workers=True) as pool:
+        pool.reset(seed=0)
+        wait_until(lambda: allowed() == {1}, "the helper keeps to one CPU")
+        assert os.sched_getaffinity(0) == set(cpus), "the calling thread is the caller's"
+    with envfleet.make("CartPole-v1", 8, num_workers=2) as pool:
+        pool.reset(seed=0)
+        wait_until(lambda: allowed() == {len(cpus)}, "the helper may run anywhere")
 
 
 def test_the_gil_is_free_while_envs_step():

@@ -44,6 +44,7 @@ class NativeBackend:
         model = choice.model
         self._choice = choice
         self._config = config
+        self._line = config.line
         self.traits = EnvTraits(
             observation_space=gymnasium_space(model.observation_space),
             action_space=gymnasium_space(model.action_space),
@@ -77,7 +78,7 @@ class NativeBackend:
     @property
     def step_at_once(self) -> StepAtOnce | None:
         """See Backend. Not where a step has fewer rows than actions, or where failures are being counted."""
-        return self._pool.step if self._config.line is Line.FULL and not self._failures.any_counted else None
+        return self._pool.step if self._line is Line.FULL and not self._failures.any_counted else None
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
@@ -97,7 +98,7 @@ class NativeBackend:
             np.ascontiguousarray(values, leaf.dtype)
             for values, leaf in zip(action_leaves, self._action_tree.leaves, strict=True)
         ]
-        wrong = self._pool.send(env_ids, leaves, self._config.line)
+        wrong = self._pool.send(env_ids, leaves, self._line)
         if wrong is not None:
             leaf, row = wrong
             self._action_tree.refuse_value(leaf, row, leaves[leaf][row], "actions")
@@ -197,7 +198,7 @@ class NativeBackend:
             infos += [(np.dtype(dtype), shape), (np.dtype(np.bool_), ())]  # values, and which rows have them
         times = 2 if self._config.autoreset is Autoreset.SAME_STEP else 1
         sizes = [self._config.num_envs]
-        if self._config.line is Line.FIRST_READY:
+        if self._line is Line.FIRST_READY:
             sizes.append(self._config.rows)
         return [batch_store(-1, num_rows, obs * times + infos * times) for num_rows in sizes]
 
