@@ -54,7 +54,8 @@ SANITIZER_plain :=
 SANITIZER_thread := thread
 SANITIZER_address := address,undefined
 build/native/%/passed: $(NATIVE) | $(VENV)/with-test
-	$(BIN)/cmake -S . -B $(@D) -DENVFLEET_NATIVE_TESTS=ON -DENVFLEET_SANITIZE=$(SANITIZER_$*) > /dev/null
+	$(BIN)/cmake -S . -B $(@D) -DENVFLEET_NATIVE_TESTS=ON -DENVFLEET_SANITIZE=$(SANITIZER_$*) \
+		-DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
 	$(BIN)/cmake --build $(@D) --parallel $(JOBS)
 	$(BIN)/ctest --test-dir $(@D) --output-on-failure --timeout 300
 	@touch $@

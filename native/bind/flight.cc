@@ -6,6 +6,16 @@
 
 namespace envfleet {
 
+namespace {
+
+void set(Flight& flight, nb::handle env_ids, bool is_in_flight) {
+  if (env_ids.is_none()) return flight.set_all(is_in_flight);
+  const auto [ids, num_ids] = int32_vector(env_ids, "env_ids");
+  flight.set(ids, num_ids, is_in_flight);
+}
+
+}  // namespace
+
 void bind_flight(nb::module_& m) {
   nb::class_<Flight>(m, "Flight")
       .def(nb::init<std::size_t>(), "num_envs"_a)
@@ -15,21 +25,9 @@ void bind_flight(nb::module_& m) {
              return static_cast<int>(self.check(ids, num_ids));
            })
       .def(
-          "sent",
-          [](Flight& self, nb::handle env_ids) {
-            if (env_ids.is_none()) return self.set_all(true);
-            const auto [ids, num_ids] = int32_vector(env_ids, "env_ids");
-            self.set(ids, num_ids, true);
-          },
-          "env_ids"_a.none())
+          "sent", [](Flight& self, nb::handle env_ids) { set(self, env_ids, true); }, "env_ids"_a.none())
       .def(
-          "landed",
-          [](Flight& self, nb::handle env_ids) {
-            if (env_ids.is_none()) return self.set_all(false);
-            const auto [ids, num_ids] = int32_vector(env_ids, "env_ids");
-            self.set(ids, num_ids, false);
-          },
-          "env_ids"_a.none())
+          "landed", [](Flight& self, nb::handle env_ids) { set(self, env_ids, false); }, "env_ids"_a.none())
       .def_prop_ro("num_in_flight", &Flight::num_in_flight)
       .def_prop_ro("env_ids", [](Flight& self) {
         nb::list env_ids;

@@ -104,7 +104,7 @@ class PyNativePool {
     for (const Space* leaf : model.spec.action.leaves()) {
       std::vector<std::int64_t> num_values = leaf->num_values;
       if (leaf->kind == Space::Kind::kDiscrete) num_values.assign(1, leaf->num_values.at(0));
-      action_leaves_.push_back({numpy_type(leaf->dtype),
+      action_leaves_.push_back({in_numpy(leaf->dtype).type,
                                 {leaf->shape.begin(), leaf->shape.end()},
                                 leaf->num_elements(),
                                 std::move(num_values)});
@@ -453,7 +453,7 @@ void bind_native_pool(nb::module_& m) {
           [](PyModel& self) {
             nb::list fields;
             for (const InfoField& field : self.spec.infos) {
-              fields.append(nb::make_tuple(field.name, dtype_name(field.dtype), nb::tuple(nb::cast(field.shape))));
+              fields.append(nb::make_tuple(field.name, in_numpy(field.dtype).name, nb::tuple(nb::cast(field.shape))));
             }
             return fields;
           })

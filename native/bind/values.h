@@ -51,44 +51,17 @@ inline Values as_values(nb::handle dict) {
   return values;
 }
 
-inline const char* dtype_name(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBool:
-      return "bool";
-    case Dtype::kInt8:
-      return "int8";
-    case Dtype::kUint8:
-      return "uint8";
-    case Dtype::kInt32:
-      return "int32";
-    case Dtype::kInt64:
-      return "int64";
-    case Dtype::kFloat32:
-      return "float32";
-    case Dtype::kFloat64:
-      return "float64";
-  }
-  return "";
-}
+struct DtypeInNumpy {
+  const char* name;
+  int type;
+};
 
-inline int numpy_type(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBool:
-      return NPY_BOOL;
-    case Dtype::kInt8:
-      return NPY_INT8;
-    case Dtype::kUint8:
-      return NPY_UINT8;
-    case Dtype::kInt32:
-      return NPY_INT32;
-    case Dtype::kInt64:
-      return NPY_INT64;
-    case Dtype::kFloat32:
-      return NPY_FLOAT32;
-    case Dtype::kFloat64:
-      return NPY_FLOAT64;
-  }
-  return NPY_NOTYPE;
+inline const DtypeInNumpy& in_numpy(Dtype dtype) {
+  static constexpr DtypeInNumpy kDtypes[] = {// in the order of Dtype
+                                             {"bool", NPY_BOOL},      {"int8", NPY_INT8},   {"uint8", NPY_UINT8},
+                                             {"int32", NPY_INT32},    {"int64", NPY_INT64}, {"float32", NPY_FLOAT32},
+                                             {"float64", NPY_FLOAT64}};
+  return kDtypes[static_cast<std::size_t>(dtype)];
 }
 
 /// (kind, dtype, shape, low, high, num_values, keys, parts), as envfleet.pool.native_spaces reads it.
@@ -96,7 +69,7 @@ inline nb::tuple space_as_tuple(const Space& space) {
   static const char* const kKinds[] = {"box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple"};
   nb::list parts;
   for (const Space& part : space.parts) parts.append(space_as_tuple(part));
-  return nb::make_tuple(kKinds[static_cast<std::size_t>(space.kind)], dtype_name(space.dtype),
+  return nb::make_tuple(kKinds[static_cast<std::size_t>(space.kind)], in_numpy(space.dtype).name,
                         nb::tuple(nb::cast(space.shape)), nb::cast(space.low), nb::cast(space.high),
                         nb::cast(space.num_values), nb::cast(space.keys), parts);
 }

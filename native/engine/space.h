@@ -46,14 +46,14 @@ using Shape = std::vector<std::int64_t>;
 struct Space {
   enum class Kind : std::uint8_t { kBox, kDiscrete, kMultiDiscrete, kMultiBinary, kDict, kTuple };
 
-  Kind kind;
-  Dtype dtype{};
-  Shape shape;
-  std::vector<double> low;               // Box: one bound for all elements, or one for each
-  std::vector<double> high;              // likewise
-  std::vector<std::int64_t> num_values;  // Discrete: one number; MultiDiscrete: one for each element
-  std::vector<std::string> keys;         // Dict
-  std::vector<Space> parts;              // Dict, Tuple
+  Kind kind = Kind::kBox;
+  Dtype dtype = Dtype::kFloat32;
+  Shape shape = {};
+  std::vector<double> low = {};               // Box: one bound for all elements, or one for each
+  std::vector<double> high = {};              // likewise
+  std::vector<std::int64_t> num_values = {};  // Discrete: one number; MultiDiscrete: one for each element
+  std::vector<std::string> keys = {};         // Dict
+  std::vector<Space> parts = {};              // Dict, Tuple
 
   template <class T>
   static Space box(Shape shape, std::vector<double> low, std::vector<double> high) {
@@ -61,68 +61,28 @@ struct Space {
             .dtype = dtype_of<T>(),
             .shape = std::move(shape),
             .low = std::move(low),
-            .high = std::move(high),
-            .num_values = {},
-            .keys = {},
-            .parts = {}};
+            .high = std::move(high)};
   }
   static Space discrete(std::int64_t num_values) {
-    return {.kind = Kind::kDiscrete,
-            .dtype = Dtype::kInt64,
-            .shape = {},
-            .low = {},
-            .high = {},
-            .num_values = {num_values},
-            .keys = {},
-            .parts = {}};
+    return {.kind = Kind::kDiscrete, .dtype = Dtype::kInt64, .num_values = {num_values}};
   }
   static Space multi_discrete(std::vector<std::int64_t> num_values) {
     const auto size = static_cast<std::int64_t>(num_values.size());
-    return {.kind = Kind::kMultiDiscrete,
-            .dtype = Dtype::kInt64,
-            .shape = {size},
-            .low = {},
-            .high = {},
-            .num_values = std::move(num_values),
-            .keys = {},
-            .parts = {}};
+    return {.kind = Kind::kMultiDiscrete, .dtype = Dtype::kInt64, .shape = {size}, .num_values = std::move(num_values)};
   }
   static Space multi_binary(Shape shape) {
-    return {.kind = Kind::kMultiBinary,
-            .dtype = Dtype::kInt8,
-            .shape = std::move(shape),
-            .low = {},
-            .high = {},
-            .num_values = {},
-            .keys = {},
-            .parts = {}};
+    return {.kind = Kind::kMultiBinary, .dtype = Dtype::kInt8, .shape = std::move(shape)};
   }
   /// Keys in alphabetical order, as Gymnasium sorts them.
   static Space dict(std::vector<std::pair<std::string, Space>> items) {
-    Space space{.kind = Kind::kDict,
-                .dtype = {},
-                .shape = {},
-                .low = {},
-                .high = {},
-                .num_values = {},
-                .keys = {},
-                .parts = {}};
+    Space space{.kind = Kind::kDict};
     for (auto& [key, part] : items) {
       space.keys.push_back(key);
       space.parts.push_back(std::move(part));
     }
     return space;
   }
-  static Space tuple(std::vector<Space> parts) {
-    return {.kind = Kind::kTuple,
-            .dtype = {},
-            .shape = {},
-            .low = {},
-            .high = {},
-            .num_values = {},
-            .keys = {},
-            .parts = std::move(parts)};
-  }
+  static Space tuple(std::vector<Space> parts) { return {.kind = Kind::kTuple, .parts = std::move(parts)}; }
 
   std::size_t num_elements() const {
     std::size_t size = 1;
