@@ -1,6 +1,8 @@
-// The native twins of envfleet.testing's ScriptedEnv and BoxActionEnv, for the conformance suite.
+// For the conformance suite: the native twins of envfleet.testing's ScriptedEnv and BoxActionEnv, and an env with
+// nested spaces.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -122,6 +124,52 @@ struct BoxAction {
   State state{};
 };
 
+/// Nested spaces of every kind: the observation shows the action.
+struct Tree {
+  struct Model {
+    explicit Model(const Kwargs&) {}
+    static Spec spec() {
+      return {.observation = Space::dict({{"move", Space::box<float>({2}, {-1, -2}, {1, 2})},
+                                          {"pair", Space::tuple({Space::discrete(5), Space::multi_binary({2, 3})})},
+                                          {"picks", Space::multi_discrete({3, 4})},
+                                          {"pixels", Space::box<std::uint8_t>({2, 2}, {0}, {255})}}),
+              .action = Space::dict({{"bits", Space::multi_binary({2, 3})},
+                                     {"move", Space::box<float>({2}, {-1, -2}, {1, 2})},
+                                     {"number", Space::discrete(5)},
+                                     {"picks", Space::multi_discrete({3, 4})}})};
+    }
+  };
+  struct State {
+    float move[2];
+    std::int64_t number;
+    std::int8_t bits[6];
+    std::int64_t picks[2];
+    std::uint8_t pixels[4];
+  };
+
+  explicit Tree(const Model&) {}
+  void reset(Random& random, const Kwargs&) {
+    state = {};
+    for (std::uint8_t& pixel : state.pixels) pixel = static_cast<std::uint8_t>(random.integers(256));
+  }
+  Outcome step(Action action, Random&) {
+    std::copy_n(action.leaf<std::int8_t>(0), 6, state.bits);
+    std::copy_n(action.leaf<float>(1), 2, state.move);
+    state.number = *action.leaf<std::int64_t>(2);
+    std::copy_n(action.leaf<std::int64_t>(3), 2, state.picks);
+    return {.reward = 1.0, .terminated = state.number == 4};
+  }
+  void observe(Obs obs) const {
+    std::copy_n(state.move, 2, obs.leaf<float>(0));
+    *obs.leaf<std::int64_t>(1) = state.number;
+    std::copy_n(state.bits, 6, obs.leaf<std::int8_t>(2));
+    std::copy_n(state.picks, 2, obs.leaf<std::int64_t>(3));
+    std::copy_n(state.pixels, 4, obs.leaf<std::uint8_t>(4));
+  }
+  State state{};
+};
+
+ENVFLEET_ENV("Tree-v0", Tree);
 ENVFLEET_ENV("Scripted-v0", Scripted);
 ENVFLEET_ENV("BoxAction-v0", BoxAction);
 
