@@ -32,6 +32,7 @@ bench: $(VENV)/with-bench
 	$(BIN)/python benchmarks/pool.py
 	$(BIN)/python benchmarks/malloc_count.py
 	$(BIN)/python benchmarks/facade_cost.py
+	$(BIN)/python benchmarks/help_worth.py
 
 docs: $(VENV)/with-docs
 	$(BIN)/pdoc envfleet envfleet.testing -o build/docs

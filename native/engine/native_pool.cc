@@ -23,7 +23,7 @@ constexpr std::chrono::nanoseconds kRunAlone{1'000'000};  // without helpers: de
 constexpr std::size_t kFirstRun = 4;                      // while nothing is known about the cost
 constexpr std::size_t kLongestRun = std::numeric_limits<std::uint16_t>::max();
 constexpr double kLongestSpinNs = 200'000;
-constexpr std::chrono::milliseconds kBetweenTries{5};
+constexpr std::chrono::milliseconds kLongestBetweenTries{500};
 constexpr std::chrono::milliseconds kDrainSlice{1};
 constexpr std::chrono::seconds kHelperSlice{60};  // a helper looks around this often, for want of a deadline
 
@@ -184,17 +184,21 @@ double NativePool::work_ns(std::size_t num_envs, Op op) const {
 
 std::size_t NativePool::num_worth_calling(double work_ns) {
   const auto worth_waking = static_cast<double>(config_.help_worth.count());
-  const double worth_giving = worth_waking / 8;
+  const double worth_giving = worth_waking / 12;
   if (num_available_ == 0 || work_ns < worth_giving) return 0;
   const auto num_useful = static_cast<std::size_t>(
       std::clamp(work_ns / std::max(worth_giving, 1.0), 1.0, static_cast<double>(num_available_)));
   if (work_ns >= worth_waking) return num_useful;
   std::size_t num_awake = 0;
   while (num_awake < num_useful && helpers_[num_awake].is_awake.load(std::memory_order_relaxed)) ++num_awake;
-  if (num_awake > 0) return num_awake;
+  if (num_awake > 0) {
+    between_tries_ = kBetweenTries;
+    return num_awake;
+  }
   const auto now = Clock::now();
-  if (now - last_try_ < kBetweenTries) return 0;
+  if (now - last_try_ < between_tries_) return 0;
   last_try_ = now;
+  between_tries_ = std::min(2 * between_tries_, kLongestBetweenTries);  // until one of them is found awake
   return 1;
 }
 

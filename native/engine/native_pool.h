@@ -19,7 +19,7 @@ struct NativePoolConfig {
   std::uint32_t num_threads;     // the calling one included
   std::vector<int> helper_cpus;  // CPU of each helper; empty: the kernel chooses
   // Wake helpers for this much work: less is done sooner by the caller alone. Helpers that are awake are given work
-  // from an eighth of it.
+  // from a twelfth of it.
   std::chrono::nanoseconds help_worth;
 };
 
@@ -77,6 +77,7 @@ class NativePool : public std::enable_shared_from_this<NativePool> {
 
  private:
   static constexpr std::size_t kCacheLine = 64;
+  static constexpr std::chrono::milliseconds kBetweenTries{5};
   /// Zeroed memory that begins at a cache line.
   struct Memory {
     explicit Memory(std::size_t num_bytes)
@@ -137,6 +138,7 @@ class NativePool : public std::enable_shared_from_this<NativePool> {
   // When a helper was last woken for little work, to see whether it can be kept awake. Not at once: the first steps
   // are slower than all others.
   Clock::time_point last_try_ = Clock::now();
+  std::chrono::milliseconds between_tries_ = kBetweenTries;
   std::atomic<std::int64_t> spin_ns_{0};  // how long helpers wait awake for the next call
   std::atomic<bool> is_stopping_{false};
   std::atomic<std::uint32_t> num_running_{0};

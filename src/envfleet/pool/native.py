@@ -28,7 +28,7 @@ from envfleet.pool.traits import value_of
 
 logger = logging.getLogger("envfleet.pool")
 
-HELP_WORTH_S = 40e-6  # wake helper threads for batches of at least this much work
+HELP_WORTH_S = 60e-6  # wake helper threads for batches of at least this much work
 MOST_THREADS = 4096  # as many writers as a line of batches can tell apart
 CLOSE_WAIT_S = 5.0  # for helper threads to finish the step they are in
 
