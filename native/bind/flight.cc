@@ -36,7 +36,6 @@ void bind_flight(nb::module_& m) {
         }
         return env_ids;
       });
-  m.attr("NO_PROBLEM") = static_cast<int>(Flight::Problem::kNone);
   m.attr("NO_SUCH_ENV") = static_cast<int>(Flight::Problem::kNoSuchEnv);
   m.attr("NAMED_TWICE") = static_cast<int>(Flight::Problem::kTwice);
   m.attr("BUSY") = static_cast<int>(Flight::Problem::kBusy);

@@ -1,88 +1,23 @@
 // NativePool: checks arguments, drops the GIL while envs step, hands arrays over.
 #include "engine/native_pool.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bind/action_leaf.h"
 #include "bind/arrays.h"
+#include "bind/native_model.h"
 #include "bind/python.h"
 #include "bind/values.h"
-#include "engine/registry.h"
 
 namespace envfleet {
 namespace {
 
 constexpr std::chrono::milliseconds kSignalSlice{100};  // how often a wait lets Python's signal handlers run
-
-/// The environments of plugins that were loaded into this process.
-std::vector<RegisteredEnv>& plugin_envs() {
-  static std::vector<RegisteredEnv> envs;
-  return envs;
-}
-
-const RegisteredEnv* find_env(const std::string& name) {
-  for (const auto* envs : {&plugin_envs(), &registered_envs()}) {
-    // From the end: a plugin that was changed and loaded again replaces its older self.
-    const auto found = std::find_if(envs->rbegin(), envs->rend(), [&](const auto& env) { return env.name == name; });
-    if (found != envs->rend()) return &*found;
-  }
-  return nullptr;
-}
-
-std::vector<std::string> load_plugin(const std::string& path) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: its code may run at any time
-  if (library == nullptr) throw std::runtime_error(dlerror());
-  const auto plugin_function = reinterpret_cast<Plugin (*)()>(dlsym(library, "envfleet_plugin"));
-  if (plugin_function == nullptr) throw std::runtime_error(path + " does not call ENVFLEET_PLUGIN()");
-  const Plugin plugin = plugin_function();
-  if (plugin.abi != kPluginAbi) {
-    throw std::runtime_error(path + " was compiled with another version of EnvFleet: compile it again");
-  }
-  std::vector<std::string> names;
-  for (const RegisteredEnv& env : *plugin.envs) {
-    plugin_envs().push_back(env);
-    names.push_back(env.name);
-  }
-  return names;
-}
-
-struct PyModel {
-  std::shared_ptr<const AnyModel> model;
-  Spec spec;
-};
-
-PyModel make_py_model(const std::string& name, nb::dict kwargs) {
-  const RegisteredEnv* env = find_env(name);
-  if (env == nullptr) throw nb::value_error(("no native environment is called '" + name + "'").c_str());
-  std::shared_ptr<const AnyModel> model = make_model(*env, as_values(kwargs));
-  Spec spec = model->spec();
-  return {std::move(model), std::move(spec)};
-}
-
-/// The values that one array of the action may have.
-struct ActionLeaf {
-  int numpy_type;
-  std::vector<npy_intp> shape;           // of one row
-  std::size_t num_elements;              // of one row
-  std::vector<std::int64_t> num_values;  // for each element between 0 and this; empty: any number
-};
-
-template <class Float>
-std::optional<std::size_t> first_nan(const Float* values, std::size_t size) {
-  bool found = false;
-  for (std::size_t i = 0; i < size; ++i)
-    found |= values[i] != values[i];  // without a branch: nearly never is there one
-  if (!found) return std::nullopt;
-  return static_cast<std::size_t>(std::find_if(values, values + size, [](Float x) { return x != x; }) - values);
-}
 
 class PyNativePool {
  public:
@@ -90,7 +25,8 @@ class PyNativePool {
                std::uint32_t max_episode_steps, std::uint32_t num_threads, std::vector<int> helper_cpus,
                double help_worth_s, nb::object unflatten)
       : stores_(std::move(stores)), unflatten_(std::move(unflatten)) {
-    if (num_threads < 1 || num_threads > BatchLine::kMaxWriters) throw nb::value_error("between 1 and 4096 threads");
+    if (num_threads < 1 || num_threads > BatchLine::kMaxWriters)
+      throw nb::value_error("between 1 and MOST_THREADS threads");
     const EpisodeRules rules{static_cast<Autoreset>(autoreset), max_episode_steps};
     layout_ = {model.spec.observation.leaves().size(), model.spec.infos.size(),
                rules.autoreset == Autoreset::kSameStep};
@@ -102,12 +38,7 @@ class PyNativePool {
     num_envs_ = bare.at(0)->layout().num_rows;
     std::vector<std::size_t> action_row_bytes;
     for (const Space* leaf : model.spec.action.leaves()) {
-      std::vector<std::int64_t> num_values = leaf->num_values;
-      if (leaf->kind == Space::Kind::kDiscrete) num_values.assign(1, leaf->num_values.at(0));
-      action_leaves_.push_back({in_numpy(leaf->dtype).type,
-                                {leaf->shape.begin(), leaf->shape.end()},
-                                leaf->num_elements(),
-                                std::move(num_values)});
+      action_leaves_.emplace_back(*leaf);
       action_row_bytes.push_back(bytes_of(leaf->dtype) * leaf->num_elements());
     }
     for (const InfoField& field : model.spec.infos) info_keys_.push_back(keys_of(field.name));
@@ -170,8 +101,8 @@ class PyNativePool {
         is_all ? std::pair<const std::int32_t*, std::size_t>{nullptr, num_envs_} : env_vector(env_ids);
     if (leaves.size() != action_leaves_.size()) throw nb::value_error("an array for each leaf of the action");
     for (std::size_t i = 0; i < action_leaves_.size(); ++i) {
-      if (!has_form(leaves[i], action_leaves_[i], num_ids)) throw nb::type_error("an action of the wrong form");
-      if (const auto row = first_wrong_row(leaves[i], action_leaves_[i], num_ids)) return nb::make_tuple(i, *row);
+      if (!action_leaves_[i].fits(leaves[i], num_ids)) throw nb::type_error("an action of the wrong form");
+      if (const auto row = action_leaves_[i].first_wrong_row(leaves[i], num_ids)) return nb::make_tuple(i, *row);
     }
     for (std::size_t i = 0; i < action_leaves_.size(); ++i) copy_actions(leaves[i], i, ids, num_ids);
     pool_->send(ids, num_ids, Op::kStep, line);
@@ -199,13 +130,13 @@ class PyNativePool {
   /// step() of all envs in one call, for the usual case. Returns its five results; None if the actions need a closer
   /// look (nothing was done); or False if the batch does (it is under way: recv() it).
   nb::object step(nb::handle actions) {
-    if (action_leaves_.size() != 1 || !has_form(actions, action_leaves_[0], num_envs_) ||
-        first_wrong_row(actions, action_leaves_[0], num_envs_)) {
+    if (action_leaves_.size() != 1 || !action_leaves_[0].fits(actions, num_envs_) ||
+        action_leaves_[0].first_wrong_row(actions, num_envs_)) {
       return nb::none();
     }
     copy_actions(actions, 0, nullptr, num_envs_);
     pool_->send(nullptr, num_envs_, Op::kStep, 0);
-    if (wait(0, deadline_in(60.0)) != Waited::kReady || pool_->peek(0).flags != 0) return nb::cast(false);
+    if (wait(0, Clock::now() + kSignalSlice) != Waited::kReady || pool_->peek(0).flags != 0) return nb::cast(false);
     const Received batch = take(0);
     nb::object result = nb::steal(PyTuple_New(5));
     PyTuple_SET_ITEM(result.ptr(), 0, obs(batch).release().ptr());
@@ -332,37 +263,6 @@ class PyNativePool {
     return keys;
   }
 
-  static bool has_form(nb::handle object, const ActionLeaf& leaf, std::size_t num_rows) {
-    auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
-    if (!PyArray_Check(object.ptr()) || PyArray_TYPE(array) != leaf.numpy_type || !PyArray_ISCARRAY_RO(array)) {
-      return false;
-    }
-    const npy_intp* dims = PyArray_DIMS(array);
-    return static_cast<std::size_t>(PyArray_NDIM(array)) == leaf.shape.size() + 1 &&
-           static_cast<std::size_t>(dims[0]) == num_rows && std::equal(leaf.shape.begin(), leaf.shape.end(), dims + 1);
-  }
-
-  static std::optional<std::size_t> first_wrong_row(nb::handle object, const ActionLeaf& leaf, std::size_t num_rows) {
-    const void* memory = PyArray_DATA(reinterpret_cast<PyArrayObject*>(object.ptr()));
-    if (leaf.num_values.empty()) {
-      const std::size_t size = num_rows * leaf.num_elements;
-      std::optional<std::size_t> wrong;
-      if (leaf.numpy_type == NPY_FLOAT32) wrong = first_nan(static_cast<const float*>(memory), size);
-      if (leaf.numpy_type == NPY_FLOAT64) wrong = first_nan(static_cast<const double*>(memory), size);
-      if (wrong) *wrong /= leaf.num_elements;
-      return wrong;
-    }
-    const auto* values = static_cast<const std::int64_t*>(memory);
-    for (std::size_t row = 0; row < num_rows; ++row) {
-      for (std::size_t i = 0; i < leaf.num_elements; ++i) {
-        // As unsigned numbers: a negative one is greater than any.
-        const auto value = static_cast<std::uint64_t>(values[row * leaf.num_elements + i]);
-        if (value >= static_cast<std::uint64_t>(leaf.num_values[i])) return row;
-      }
-    }
-    return std::nullopt;
-  }
-
   void copy_actions(nb::handle object, std::size_t leaf, const std::int32_t* env_ids, std::size_t num_rows) {
     const auto* memory = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(object.ptr())));
     const std::size_t row_bytes = pool_->action_fields()[leaf].row_bytes;
@@ -436,29 +336,6 @@ class PyNativePool {
 }  // namespace
 
 void bind_native_pool(nb::module_& m) {
-  m.def("native_names", [] {
-    std::vector<std::string> names;
-    for (const RegisteredEnv& env : registered_envs()) names.push_back(env.name);
-    return names;
-  });
-  m.def("load_plugin", &load_plugin, "path"_a);
-
-  nb::class_<PyModel>(m, "NativeModel")
-      .def("__init__", [](PyModel* self, const std::string& name,
-                          nb::dict kwargs) { new (self) PyModel(make_py_model(name, std::move(kwargs))); })
-      .def_prop_ro("observation_space", [](PyModel& self) { return space_as_tuple(self.spec.observation); })
-      .def_prop_ro("action_space", [](PyModel& self) { return space_as_tuple(self.spec.action); })
-      .def_prop_ro(
-          "infos",
-          [](PyModel& self) {
-            nb::list fields;
-            for (const InfoField& field : self.spec.infos) {
-              fields.append(nb::make_tuple(field.name, in_numpy(field.dtype).name, nb::tuple(nb::cast(field.shape))));
-            }
-            return fields;
-          })
-      .def_prop_ro("max_episode_steps", [](PyModel& self) { return self.spec.max_episode_steps; });
-
   nb::class_<PyNativePool>(m, "NativePool")
       .def(nb::init<const PyModel&, std::vector<std::shared_ptr<PyBatchStore>>, int, std::uint32_t, std::uint32_t,
                     std::vector<int>, double, nb::object>(),
@@ -492,7 +369,7 @@ void bind_native_pool(nb::module_& m) {
       .def_prop_ro("num_helpers", [](PyNativePool& self) { return self.pool().num_helpers(); })
       .def_prop_ro("step_cost_ns", [](PyNativePool& self) { return self.pool().step_cost_ns(); });
 
-  m.attr("PLUGIN_ABI") = kPluginAbi;
+  m.attr("MOST_THREADS") = BatchLine::kMaxWriters;
   m.attr("DURING_STEP") = static_cast<int>(EnvFailure::During::kStep);
   m.attr("DURING_AUTORESET") = static_cast<int>(EnvFailure::During::kAutoreset);
   m.attr("DURING_RESET") = static_cast<int>(EnvFailure::During::kReset);

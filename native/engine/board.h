@@ -41,6 +41,9 @@ struct Doing {
 /// One piece of shared memory that the parent clears before any child starts. Child c runs the envs
 /// [c * N / C, (c + 1) * N / C). Line 0 has batches with a row for each env; line 1, if
 /// batch_size < num_envs, has smaller ones.
+///
+/// Long, but one class: the parent's side, the children's and the reaper's write what the others read, and stand here
+/// one below the other so that both ends of each word can be seen.
 class Board {
  public:
   static std::size_t bytes(const BoardShape& shape) { return Plan(shape).total; }

@@ -118,9 +118,7 @@ Waited NativePool::recv(std::uint8_t line, Deadline deadline) {
       continue;
     }
     num_left_ = 0;
-    if (was_forked()) {
-      throw std::runtime_error("this pool was at work when its process was forked: its results are lost");
-    }
+    require_not_forked();
     const auto start = Clock::now();
     const Waited waited = gate_.wait([&] { return batches.is_full(); }, deadline, patience_.spin());
     patience_.waited(Clock::now() - start);
@@ -213,7 +211,10 @@ std::size_t NativePool::run_length(std::size_t num_envs, Op op, std::uint8_t lin
 }
 
 void NativePool::push(const Task& task) {
-  while (!queue_.push(task)) sched_yield();  // a helper that was interrupted inside pop() frees its cell soon
+  while (!queue_.push(task)) {
+    require_not_forked();
+    sched_yield();  // a helper that was interrupted inside pop() frees its cell soon
+  }
 }
 
 void NativePool::call(std::size_t num_called, double work_ns) {
@@ -319,5 +320,12 @@ void NativePool::note_cost(const Task& task, std::chrono::nanoseconds total) {
 }
 
 bool NativePool::was_forked() const { return getpid() != owner_pid_; }
+
+/// Before a wait for helpers, which a forked process does not have.
+void NativePool::require_not_forked() const {
+  if (was_forked()) {
+    throw std::runtime_error("this pool was at work when its process was forked: its results are lost");
+  }
+}
 
 }  // namespace envfleet

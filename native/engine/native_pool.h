@@ -110,6 +110,7 @@ class NativePool : public std::enable_shared_from_this<NativePool> {
   Clock::time_point work(const Task& task);
   void note_cost(const Task& task, std::chrono::nanoseconds total);
   bool was_forked() const;
+  void require_not_forked() const;
 
   std::unique_ptr<EnvArray> envs_;
   std::vector<std::shared_ptr<BatchStore>> stores_;

@@ -128,7 +128,6 @@ class NativePool:
     @property
     def step_cost_ns(self) -> float: ...
 
-def native_names() -> list[str]: ...
 def load_plugin(path: str) -> list[str]: ...
 def has_nan(array: np.ndarray[Any, Any], /) -> bool: ...
 def die_with_parent(parent_pid: int) -> None: ...
@@ -148,7 +147,6 @@ HAS_FINAL: int
 HAS_OBJECTS: int
 FAILED: int
 # Flight::Problem
-NO_PROBLEM: int
 NO_SUCH_ENV: int
 NAMED_TWICE: int
 BUSY: int
@@ -159,3 +157,4 @@ DURING_RESET: int
 DURING_ENDED: int
 
 PLUGIN_ABI: int
+MOST_THREADS: int

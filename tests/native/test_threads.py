@@ -153,6 +153,16 @@ def test_slow_envs_are_stepped_by_several_threads():
 
 
 @pytest.mark.usefixtures("always_help")
+def test_there_are_as_many_threads_as_usable_cpus(monkeypatch):
+    """usable_cpus() follows affinity and cgroup quota; tests/pool/test_choices.py holds it to that."""
+    monkeypatch.setattr(native, "usable_cpus", lambda: 3)
+    for num_envs, num_helpers in ((8, 2), (2, 1), (1, 0)):
+        with envfleet.make("CartPole-v1", num_envs, backend="native") as pool:
+            pool.reset(seed=0)
+            assert pool._backend._pool.num_helpers == num_helpers
+
+
+@pytest.mark.usefixtures("always_help")
 def test_helpers_are_pinned_if_asked():
     cpus = sorted(os.sched_getaffinity(0))
 

@@ -5,18 +5,15 @@
 #include <cmath>
 
 #include "engine/registry.h"
-#include "envs/classic_control/reset_bounds.h"
+#include "envs/classic_control/valley.h"
 
 namespace envfleet {
 
-struct MountainCar {
+struct MountainCar : Valley {
   struct Model {
     explicit Model(const Kwargs& kwargs) : goal_velocity(kwargs.number("goal_velocity", 0.0)) {}
 
-    static Spec spec() {
-      return {.observation = Space::box<float>({2}, {kMinPosition, -kMaxSpeed}, {kMaxPosition, kMaxSpeed}),
-              .action = Space::discrete(3)};
-    }
+    static Spec spec() { return {.observation = observation_space(), .action = Space::discrete(3)}; }
 
     double goal_velocity;
   };
@@ -27,10 +24,7 @@ struct MountainCar {
 
   explicit MountainCar(const Model& shared) : model(&shared) {}
 
-  void reset(Random& random, const Kwargs& options) {
-    const auto [low, high] = reset_bounds(options, -0.6, -0.4);
-    state = {random.uniform(low, high), 0.0};
-  }
+  void reset(Random& random, const Kwargs& options) { state = {start(random, options), 0.0}; }
 
   Outcome step(Action action, Random&) {
     auto [position, velocity] = state;
@@ -43,18 +37,10 @@ struct MountainCar {
     return {.reward = -1.0, .terminated = position >= kGoalPosition && velocity >= model->goal_velocity};
   }
 
-  void observe(Obs obs) const {
-    float* out = obs.leaf<float>();
-    out[0] = static_cast<float>(state.position);
-    out[1] = static_cast<float>(state.velocity);
-  }
+  void observe(Obs obs) const { show(state.position, state.velocity, obs); }
 
-  static constexpr double kMinPosition = -1.2;
-  static constexpr double kMaxPosition = 0.6;
-  static constexpr double kMaxSpeed = 0.07;
   static constexpr double kGoalPosition = 0.5;
   static constexpr double kForce = 0.001;
-  static constexpr double kGravity = 0.0025;
 
   const Model* model;
   State state{};

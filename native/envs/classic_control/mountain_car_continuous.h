@@ -4,18 +4,15 @@
 #include <cmath>
 
 #include "engine/registry.h"
-#include "envs/classic_control/reset_bounds.h"
+#include "envs/classic_control/valley.h"
 
 namespace envfleet {
 
-struct MountainCarContinuous {
+struct MountainCarContinuous : Valley {
   struct Model {
     explicit Model(const Kwargs& kwargs) : goal_velocity(kwargs.number("goal_velocity", 0.0)) {}
 
-    static Spec spec() {
-      return {.observation = Space::box<float>({2}, {kMinPosition, -kMaxSpeed}, {kMaxPosition, kMaxSpeed}),
-              .action = Space::box<float>({1}, {-1.0}, {1.0})};
-    }
+    static Spec spec() { return {.observation = observation_space(), .action = Space::box<float>({1}, {-1.0}, {1.0})}; }
 
     double goal_velocity;
   };
@@ -27,10 +24,7 @@ struct MountainCarContinuous {
 
   explicit MountainCarContinuous(const Model& shared) : model(&shared) {}
 
-  void reset(Random& random, const Kwargs& options) {
-    const auto [low, high] = reset_bounds(options, -0.6, -0.4);
-    state = {random.uniform(low, high), 0.0, false};
-  }
+  void reset(Random& random, const Kwargs& options) { state = {start(random, options), 0.0, false}; }
 
   Outcome step(Action action, Random&) {
     const float wanted = *action.leaf<float>();
@@ -39,18 +33,10 @@ struct MountainCarContinuous {
     return {.reward = (at_goal ? 100.0 : 0.0) - effort * 0.1, .terminated = at_goal};
   }
 
-  void observe(Obs obs) const {
-    float* out = obs.leaf<float>();
-    out[0] = static_cast<float>(state.position);
-    out[1] = static_cast<float>(state.velocity);
-  }
+  void observe(Obs obs) const { show(state.position, state.velocity, obs); }
 
-  static constexpr double kMinPosition = -1.2;
-  static constexpr double kMaxPosition = 0.6;
-  static constexpr double kMaxSpeed = 0.07;
   static constexpr double kGoalPosition = 0.45;
   static constexpr double kPower = 0.0015;
-  static constexpr double kGravity = 0.0025;
 
   const Model* model;
   State state{};

@@ -29,7 +29,6 @@ from envfleet.pool.traits import value_of
 logger = logging.getLogger("envfleet.pool")
 
 HELP_WORTH_S = 60e-6  # wake helper threads for batches of at least this much work
-MOST_THREADS = 4096  # as many writers as a line of batches can tell apart
 CLOSE_WAIT_S = 5.0  # for helper threads to finish the step they are in
 
 _AUTORESETS = {Autoreset.NEXT_STEP: 0, Autoreset.SAME_STEP: 1, Autoreset.DISABLED: 2}  # as in engine/episode.h
@@ -54,7 +53,7 @@ class NativeBackend:
         )
         self._obs_tree = SpaceTree(self.traits.observation_space)
         self._action_tree = SpaceTree(self.traits.action_space)
-        num_threads = min(config.num_workers or usable_cpus(), config.num_envs, MOST_THREADS)
+        num_threads = min(config.num_workers or usable_cpus(), config.num_envs, _native.MOST_THREADS)
         self._pool = _native.NativePool(
             model,
             self._stores(),
