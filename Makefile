@@ -8,7 +8,9 @@ FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h'
 NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
 JOBS := $(shell nproc)
 
-.PHONY: demo test check sanitize bench docs clean
+.PHONY: demo test check sanitize chaos bench docs clean
+CHAOS_S ?= 600
+CHAOS_SEED ?= 1
 
 # Train an agent on a local pool: live progress, a learning curve and a summary at the end (about a minute).
 demo: $(VENV)/with-demo
@@ -27,6 +29,10 @@ check: $(VENV)/with-check
 
 # The C++ core's tests under the thread sanitizer, and under the address and undefined-behaviour sanitizers.
 sanitize: build/native/thread/passed build/native/address/passed
+
+# Kill, stop, delay, drop and duplicate for ten minutes: make chaos CHAOS_S=3600 CHAOS_SEED=7
+chaos: $(VENV)/with-test
+	$(BIN)/python tests/cluster/chaos.py --seconds $(CHAOS_S) --seed $(CHAOS_SEED)
 
 bench: $(VENV)/with-bench
 	$(BIN)/python benchmarks/pool.py

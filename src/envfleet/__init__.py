@@ -1,52 +1,106 @@
 """EnvFleet: reinforcement-learning environments, fast on one machine and unchanged on a cluster."""
 
-from envfleet.api import make
+from typing import TYPE_CHECKING, Any
+
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import (
     ChildDied,
     ClusterError,
+    ClusterTimeout,
     EnvBusy,
     EnvFailed,
     EnvFleetError,
     InvalidAction,
+    JoinTimeout,
     MissingExtra,
     NothingToReceive,
     NotReset,
+    PolicyFailed,
     PoolClosed,
     PoolTimeout,
     SpacesDiffer,
     StepOnEndedEpisode,
     UsageError,
+    WorkerFailed,
+    WorkerLost,
 )
+from envfleet.contract.policy import Acted, Policy
+from envfleet.contract.returns import gae, vtrace
+from envfleet.contract.rollout import Rollout
 from envfleet.contract.spec import EnvSpec
 from envfleet.contract.state import EnvState
+from envfleet.pool.making import make
 from envfleet.pool.native_plugins import compile_native, load_native
 from envfleet.pool.native_registry import registry
 from envfleet.pool.pool import EnvPool
 from envfleet.version import __version__
 
+if TYPE_CHECKING:
+    from envfleet.cluster.cluster_env import ClusterEnv
+    from envfleet.cluster.sync import EveryUpdate
+    from envfleet.launchers.local import Local
+    from envfleet.policies.by_path import PolicySpec
+    from envfleet.policies.functions import FunctionPolicy
+    from envfleet.policies.torch_module import TorchPolicy
+
+# What a pool does not need, above all ZeroMQ, is imported when it is first asked for.
+_LATER = {
+    "ClusterEnv": "envfleet.cluster.cluster_env",
+    "EveryUpdate": "envfleet.cluster.sync",
+    "FunctionPolicy": "envfleet.policies.functions",
+    "Local": "envfleet.launchers.local",
+    "PolicySpec": "envfleet.policies.by_path",
+    "TorchPolicy": "envfleet.policies.torch_module",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is not needed by everybody."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'envfleet' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LATER[name]), name)
+
+
 __all__ = [
+    "Acted",
     "Autoreset",
     "ChildDied",
+    "ClusterEnv",
     "ClusterError",
+    "ClusterTimeout",
     "EnvBusy",
     "EnvFailed",
     "EnvFleetError",
     "EnvPool",
     "EnvSpec",
     "EnvState",
+    "EveryUpdate",
+    "FunctionPolicy",
     "InvalidAction",
+    "JoinTimeout",
+    "Local",
     "MissingExtra",
     "NotReset",
     "NothingToReceive",
+    "Policy",
+    "PolicyFailed",
+    "PolicySpec",
     "PoolClosed",
     "PoolTimeout",
+    "Rollout",
     "SpacesDiffer",
     "StepOnEndedEpisode",
+    "TorchPolicy",
     "UsageError",
+    "WorkerFailed",
+    "WorkerLost",
     "__version__",
     "compile_native",
+    "gae",
     "load_native",
     "make",
     "registry",
+    "vtrace",
 ]

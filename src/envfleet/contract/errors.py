@@ -14,6 +14,11 @@ EnvFleetError
 ├── PoolTimeout            a wait reached its deadline; nothing is lost (also a TimeoutError)
 ├── MissingExtra           an optional package is needed (also an ImportError)
 └── ClusterError           the machines
+    ├── JoinTimeout        not all workers joined in time
+    ├── WorkerLost         a worker died or fell silent, and no replacement is left
+    ├── WorkerFailed       a worker could not carry out an order
+    │   └── PolicyFailed   the user's policy raised, or cannot be built there
+    └── ClusterTimeout     a wait reached its deadline; nothing is lost (also a TimeoutError)
 """
 
 from __future__ import annotations
@@ -113,3 +118,23 @@ class MissingExtra(EnvFleetError, ImportError):
 
 class ClusterError(EnvFleetError):
     """Something is wrong with the machines of a cluster."""
+
+
+class JoinTimeout(ClusterError):
+    """Not all workers joined in time; the message says what is known of the others."""
+
+
+class WorkerLost(ClusterError):
+    """A worker died or fell silent, and it has been replaced as often as the run allows."""
+
+
+class WorkerFailed(ClusterError):
+    """A worker could not carry out an order; it is ready for the next one. The message has its traceback."""
+
+
+class PolicyFailed(WorkerFailed):
+    """The policy raised on a worker, or could not be built there."""
+
+
+class ClusterTimeout(ClusterError, TimeoutError):
+    """A wait reached its deadline. Nothing is lost: the same call may be made again."""

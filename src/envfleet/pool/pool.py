@@ -16,6 +16,7 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
+from envfleet.pool.arguments import seeds_of, take_reset_mask
 from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce
 from envfleet.pool.infos import join_infos, object_column
 
@@ -66,7 +67,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._require_open()
         seeds = self._seeds(seed)
         options = None if options is None else dict(options)
-        mask = None if options is None else self._reset_mask(options)
+        mask = None if options is None else take_reset_mask(options, self.num_envs)
         if mask is not None and self._flight.num_in_flight:
             raise EnvBusy(
                 f"envs {self._flight.env_ids} have results to come: receive them before resetting some envs only"
@@ -246,32 +247,9 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:
             seed, self._first_seed = self._first_seed, None
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, int | np.integer):
-            seeds: list[int | None] = [int(seed) + env_id for env_id in range(self.num_envs)]
-        else:
-            seeds = list(seed)
-        if len(seeds) != self.num_envs:
-            raise UsageError(f"a list of seeds must have num_envs={self.num_envs} entries; got {len(seeds)}")
-        for each in seeds:
-            if each is not None and not (isinstance(each, int | np.integer) and 0 <= each < 2**64):
-                raise UsageError(f"seeds must be whole numbers between 0 and 2**64 - 1; got {each!r}")
         if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))  # for np_random
-        return [None if each is None else int(each) for each in seeds]
-
-    def _reset_mask(self, options: dict[str, Any]) -> NDArray[np.bool_] | None:
-        """Take the mask out of the options (which are ours): envs must not see it."""
-        if "reset_mask" not in options:
-            return None
-        mask = options.pop("reset_mask")
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            got = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else type(mask).__name__
-            raise UsageError(f"reset_mask must be a NumPy array of {self.num_envs} bool; got {got}")
-        if not mask.any():
-            raise UsageError("reset_mask must choose at least one env; all its entries are False")
-        return mask
+        return seeds_of(seed, self.num_envs)
 
     def _env_ids(self, env_id: ArrayLike) -> IntArray:
         ids = np.asarray(env_id)

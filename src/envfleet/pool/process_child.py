@@ -24,6 +24,7 @@ from envfleet.pool.object_lane import ObjectLane, Windows
 from envfleet.pool.rows import RowWriter, WrongObservation, action_reader
 from envfleet.pool.scout import time_steps
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
+from envfleet.pool.tolerant_output import tolerate_full_disk
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # not used by Python, and hardly by any env
@@ -59,6 +60,7 @@ class Start(NamedTuple):
 
 def scout(_child: int, files: MemoryFiles, measure: bool) -> None:
     """The scout's process: build one env, look at it, leave."""
+    tolerate_full_disk()
     lane = ObjectLane(files.objects)
     try:
         env = lane.get(Windows.scout)()
@@ -74,6 +76,7 @@ def scout(_child: int, files: MemoryFiles, measure: bool) -> None:
 
 def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
     """A child's process: build its envs, then do tasks until told to stop."""
+    tolerate_full_disk()
     faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True, chain=False)
     lane = ObjectLane(files.objects)
     windows = Windows(shape.num_envs)

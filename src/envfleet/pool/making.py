@@ -1,4 +1,4 @@
-"""make(): the only file that puts the layers together."""
+"""make(): the pool that answers the user's call."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def make(
     config = PoolConfig(
         num_envs=num_envs,
         batch_size=batch_size,
-        autoreset=_autoreset(autoreset_mode),
+        autoreset=autoreset_of(autoreset_mode),
         max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
         num_workers=num_workers,
         pin_workers=choice is None if pin_workers is None else pin_workers,
@@ -122,7 +122,8 @@ def _native_choice(
         return None
 
 
-def _autoreset(mode: AutoresetMode | Autoreset | str) -> Autoreset:
+def autoreset_of(mode: AutoresetMode | Autoreset | str) -> Autoreset:
+    """The mode, in any of the ways to say it."""
     if isinstance(mode, Autoreset):
         return mode
     value = mode.value if isinstance(mode, AutoresetMode) else mode

@@ -1,0 +1,186 @@
+"""The contenders of benchmarks/cluster.py: which script serves each, and how it is asked for a window.
+
+Each runs in a process of its own (see cluster_peers/serve.py), so that its CPU is that of a tree of processes, and
+that peers whose packages do not go together with ours can have another interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from cluster_cpu import tree_cpu_s
+
+HERE = Path(__file__).parent
+BUILD_TIMEOUT_S = 180.0
+STUCK_AFTER_S = 60.0  # beyond the window itself
+CLOSE_TIMEOUT_S = 30.0
+
+
+class NotInstalled(Exception):
+    """A package that the contender needs is not there."""
+
+
+class ContenderFailed(Exception):
+    """What the contender said went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to do what a row measures."""
+
+    name: str
+    script: str  # in cluster_peers, without .py
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_peer: bool = False  # runs in the interpreter of --peers-python
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one contender did in one window."""
+
+    count: int  # env steps or bytes, as the row has it
+    duration_s: float
+    cpu_s: float  # of all its processes
+    more: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        return self.count / self.duration_s
+
+    @property
+    def cpu_us(self) -> float:
+        """For each of `count`, and of what was done before the clock ran."""
+        return self.cpu_s / (self.count + self.more.get("uncounted", 0)) * 1e6
+
+
+class Running:
+    """A contender that is built."""
+
+    def __init__(self, contender: Contender, peers_python: str) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        search_path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        self._process = subprocess.Popen(
+            [
+                peers_python if contender.is_peer else sys.executable,
+                str(HERE / "cluster_peers" / f"{contender.script}.py"),
+                json.dumps(contender.settings),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": search_path},
+            start_new_session=True,
+        )
+        try:
+            self.about = self._answer(BUILD_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def run_window(self, window_s: float) -> Window:
+        """Measure."""
+        before_s = tree_cpu_s(self._process.pid)
+        self._say({"window_s": window_s})
+        answer = self._answer(window_s + STUCK_AFTER_S)
+        cpu_s = tree_cpu_s(self._process.pid) - before_s
+        return Window(answer.pop("count"), answer.pop("duration_s"), cpu_s, answer)
+
+    def close(self) -> None:
+        """End it, whatever state it is in."""
+        with contextlib.suppress(OSError):
+            self._say({"close": True})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # its own session: nobody else's processes
+        self._process.wait()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _say(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                raise TimeoutError(f"no answer within {timeout_s:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise ContenderFailed(f"its process ended with {self._process.wait()}: {self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "missing" in answer:
+            raise NotInstalled(answer["missing"])
+        if "error" in answer:
+            raise ContenderFailed(answer["error"])
+        return answer
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-300:].decode(errors="replace")
+
+
+RLLIB = Contender("RLlib env runners", "rllib_runners", {"num_workers": 2, "num_envs_per_worker": 8}, is_peer=True)
+TORCHRL = Contender(
+    "TorchRL MultiSync", "torchrl_collector", {"num_workers": 2, "num_envs_per_worker": 8}, is_peer=True
+)
+
+
+def cluster_rollout(num_envs_per_worker: int, address: str | None = None) -> Contender:
+    """envfleet, two workers."""
+    settings = {"num_workers": 2, "num_envs_per_worker": num_envs_per_worker, "address": address}
+    return Contender("envfleet rollout", "envfleet_rollout", settings)
+
+
+def one_process(num_pools: int, num_envs: int, checks_distributions: bool = False) -> Contender:
+    """The same without a cluster. Torch checks the arguments of distributions by default; workers do not."""
+    checks = ", torch's checks on" if checks_distributions else ""
+    pools = f"{num_pools} pools of {num_envs}" if num_pools > 1 else f"one pool of {num_envs}"
+    settings = {"num_pools": num_pools, "num_envs": num_envs, "checks_distributions": checks_distributions}
+    return Contender(f"{pools}, one process{checks}", "envfleet_one_process", settings)
+
+
+def cluster_step(address: str | None) -> Contender:
+    """step(actions) of 2 x 64 envs."""
+    name = "envfleet step, " + ("ipc" if address is None else "tcp with CURVE")
+    return Contender(name, "envfleet_step", {"num_envs": 128, "num_workers": 2, "address": address})
+
+
+LOCAL_STEP = Contender("local pool", "envfleet_step", {"num_envs": 128, "num_workers": 0})
+ZEROMQ_ECHO = Contender("ZeroMQ alone, ipc", "zeromq_echo", {"num_workers": 2})
+
+
+def cluster_stream(stacked: bool, num_envs: int, num_steps: int) -> Contender:
+    """Rollouts of images from two workers."""
+    settings = {"num_workers": 2, "num_envs_per_worker": num_envs, "num_steps": num_steps, "stacked": stacked}
+    return Contender("envfleet stream", "envfleet_stream", settings)
+
+
+def envs_alone(stacked: bool, num_envs: int) -> Contender:
+    """The same envs in two processes, and nothing is sent."""
+    settings = {"num_workers": 2, "num_envs": num_envs, "stacked": stacked}
+    return Contender("envs alone", "envs_alone", settings)
+
+
+def zeromq(num_bytes: int, refill: bool = False) -> Contender:
+    """Two processes that push."""
+    name = "ZeroMQ, frames written anew" if refill else "ZeroMQ alone"
+    return Contender(name, "zeromq_push", {"num_workers": 2, "num_bytes": num_bytes, "refill": refill})

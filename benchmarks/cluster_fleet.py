@@ -1,0 +1,2 @@
+FLEET_ROW="fleet"
+def fleet_curve(window_s, say): raise NotImplementedError

@@ -1,0 +1,105 @@
+"""The same pools and policy as the cluster's workers have, in one process: what a rollout costs without a cluster.
+
+A plain loop, as a user would write it, that stores the arrays a Rollout has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from serve import Served, count_for, serve
+
+
+class LocalRollouts:
+    """One pool and the loop around it."""
+
+    def __init__(self, agent: Any, num_envs: int, num_steps: int, seed: int) -> None:
+        import envfleet
+
+        self._agent = agent
+        self._num_steps = num_steps
+        self._pool = envfleet.make("CartPole-v1", num_envs, autoreset_mode="same_step", num_workers=1, seed=seed)
+        self._obs = self._pool.reset()[0]
+        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+
+    def collect(self) -> dict[str, np.ndarray]:
+        """The arrays of one rollout: time first."""
+        import torch
+
+        pool, agent = self._pool, self._agent
+        shape = (self._num_steps, pool.num_envs)
+        obs = np.empty((shape[0] + 1, shape[1], 4), np.float32)
+        actions = np.empty(shape, np.int64)
+        log_probs, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        rewards, terminated, truncated = np.empty(shape), np.empty(shape, np.bool_), np.empty(shape, np.bool_)
+        finals: list[Any] = []
+        places: list[tuple[int, int]] = []
+        episodes: list[tuple[float, int]] = []
+        with torch.no_grad():
+            for t in range(self._num_steps):
+                obs[t] = self._obs
+                action, log_prob, _, value = agent.get_action_and_value(torch.from_numpy(obs[t]))
+                actions[t], log_probs[t], values[t] = action.numpy(), log_prob.numpy(), value.numpy()[:, 0]
+                self._obs, rewards[t], terminated[t], truncated[t], info = pool.step(actions[t])
+                self._returns += rewards[t]
+                self._lengths += 1
+                ended = np.flatnonzero(terminated[t] | truncated[t])
+                if len(ended):
+                    places += [(t, int(env)) for env in ended]
+                    finals += [info["final_obs"][env] for env in ended]
+                    episodes += list(zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True))
+                    self._returns[ended] = 0.0
+                    self._lengths[ended] = 0
+            obs[-1] = self._obs
+            next_values = agent.get_value(torch.from_numpy(obs[-1])).numpy()[:, 0]
+            final_values = np.zeros(shape, np.float32)
+            if finals:
+                steps, envs = np.array(places).T
+                final_values[steps, envs] = agent.get_value(torch.from_numpy(np.stack(finals))).numpy()[:, 0]
+        return {
+            "obs": obs,
+            "actions": actions,
+            "log_probs": log_probs,
+            "values": values,
+            "rewards": rewards,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_values": next_values,
+            "final_values": final_values,
+            "final_obs": np.array(finals),
+            "episodes": np.array(episodes),
+        }
+
+    def close(self) -> None:
+        """Close the pool."""
+        self._pool.close()
+
+
+def build(settings: dict[str, Any]) -> Served:
+    import torch
+
+    from cluster_policy import Agent
+
+    torch.set_num_threads(1)
+    if not settings["checks_distributions"]:
+        torch.distributions.Distribution.set_default_validate_args(False)
+    agent = Agent()
+    num_steps = settings.get("num_steps", 64)
+    all_rollouts = [
+        LocalRollouts(agent, settings["num_envs"], num_steps, seed=index * settings["num_envs"])
+        for index in range(settings["num_pools"])
+    ]
+
+    def collect() -> int:
+        return sum(int(rollouts.collect()["rewards"].size) for rollouts in all_rollouts)
+
+    def close() -> None:
+        for rollouts in all_rollouts:
+            rollouts.close()
+
+    return Served(lambda window_s: count_for(window_s, collect), close)
+
+
+if __name__ == "__main__":
+    serve(build)

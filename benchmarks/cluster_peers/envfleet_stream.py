@@ -1,0 +1,40 @@
+"""ClusterEnv.stream with images: how many bytes of observations the head accepts in a second."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from serve import Served, count_for, serve
+
+CREDIT = 2
+
+
+def build(settings: dict[str, Any]) -> Served:
+    import envfleet
+    from cluster_envs import RingEnv, no_action
+
+    num_workers = settings["num_workers"]
+    cluster = envfleet.ClusterEnv(
+        partial(RingEnv, stacked=settings["stacked"]),
+        num_workers,
+        settings["num_envs_per_worker"],
+        backend="serial",
+        credit=CREDIT,
+        seed=0,
+    )
+    rollouts = cluster.stream(envfleet.FunctionPolicy(no_action), settings["num_steps"])
+
+    def take() -> int:
+        return int(next(rollouts).obs.nbytes)
+
+    def run_window(window_s: float) -> dict[str, Any]:
+        # What the workers collected since the last window is not of this one.
+        uncounted = sum(take() for _ in range(CREDIT * num_workers))
+        return {**count_for(window_s, take), "uncounted": uncounted}
+
+    return Served(run_window, cluster.close)
+
+
+if __name__ == "__main__":
+    serve(build)

@@ -1,0 +1,121 @@
+"""Writes docs/protocol.md from the docstrings, fields and comments of the cluster's messages.
+
+python docs/generate_protocol.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from envfleet.cluster import codec, messages, spaces_wire, stacks, sync, values_wire
+
+PATH = Path(__file__).parent / "protocol.md"
+NOTE = "<!-- Written by docs/generate_protocol.py; change the docstrings in src/envfleet/cluster, and run it again. -->"
+
+
+FRAMES = """
+A message is one multipart message of ZeroMQ. Its first frame is MessagePack: `[message, arrays]`, where `message` is a
+map with its tag under `type`, and `arrays` has `[name, dtype, shape, packed, inline]` for each array. A small array's
+bytes are in `inline`; for the others, in turn, there is a frame each, compressed with zstd if `packed` is true. What
+is missing at the end is false or nil. Values are little-endian and in C order.
+"""
+
+
+def protocol_page() -> str:
+    """The whole page."""
+    first_line, *rules = _paragraphs(messages)
+    parts = [
+        "# The protocol between head and worker",
+        NOTE,
+        f"Version {messages.PROTOCOL_VERSION}. {first_line}",
+        *rules,
+        "## Worker to head",
+        _message_table(get_args(messages.FromWorker)),
+        f"Answers to orders: {_names(get_args(messages.Answer))}.",
+        "## Head to worker",
+        _message_table(get_args(messages.FromHead)),
+        f"Orders: {_names(get_args(messages.Order))}.",
+        "## Inside messages",
+        *(_struct_section(kind) for kind in _inner_structs()),
+        "## Frames",
+        *_paragraphs(codec),
+        f"{' '.join(FRAMES.split())} Dtypes: {', '.join(f'`{name}`' for name in codec.DTYPES)}.",
+        "## Plain values",
+        *_paragraphs(values_wire),
+        "## Spaces",
+        *_paragraphs(spaces_wire),
+        "## Stacks of frames",
+        *_paragraphs(stacks),
+        "## Limits",
+        inspect.getdoc(messages.Limits) or "",
+        _limits_table(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _names(kinds: Iterable[type[msgspec.Struct]]) -> str:
+    return ", ".join(f"`{_tag(kind)}`" for kind in kinds)
+
+
+def _paragraphs(module: Any) -> list[str]:
+    return [" ".join(text.split()) for text in (inspect.getdoc(module) or "").split("\n\n")]
+
+
+def _tag(kind: type[msgspec.Struct]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _message_table(kinds: Iterable[type[msgspec.Struct]]) -> str:
+    lines = ["| message | meaning | fields |", "| --- | --- | --- |"]
+    for kind in kinds:
+        fields = "<br>".join(_cell(_field_text(kind, field)) for field in msgspec.structs.fields(kind))
+        lines.append(f"| `{_tag(kind)}` | {_cell(inspect.getdoc(kind) or '')} | {fields} |")
+    return "\n".join(lines)
+
+
+def _struct_section(kind: type[msgspec.Struct]) -> str:
+    fields = [f"- {_field_text(kind, field)}" for field in msgspec.structs.fields(kind)]
+    tag = kind.__struct_config__.tag
+    title = f"`{kind.__name__}`" + (f", tagged `{tag}`" if tag else "")
+    return "\n".join([f"**{title}**: {' '.join((inspect.getdoc(kind) or '').split())}", "", *fields]).strip()
+
+
+def _inner_structs() -> list[type[msgspec.Struct]]:
+    """Structs of the messages' module that are no messages, and the synchronisation rules."""
+    in_unions = {*get_args(messages.FromWorker), *get_args(messages.FromHead), messages.Limits}
+    inner = [kind for kind in vars(messages).values() if _is_struct(kind) and kind not in in_unions]
+    rules = get_args(sync.SyncRule) or (sync.SyncRule,)
+    return [*(kind for kind in inner if kind not in rules), *rules]
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _field_text(kind: type[msgspec.Struct], field: msgspec.structs.FieldInfo) -> str:
+    """Name and type as they stand in the source, with the comment behind them."""
+    line = re.search(rf"^    {field.name}: ([^#\n]+?) *(?:# (.*))?$", inspect.getsource(kind), re.MULTILINE)
+    assert line is not None, f"{kind.__name__}.{field.name} has no line of its own"
+    comment = f": {line.group(2)}" if line.group(2) else ""
+    return f"`{field.name}: {line.group(1)}`{comment}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _limits_table() -> str:
+    lines = ["| limit | at most |", "| --- | --- |"]
+    for field in msgspec.structs.fields(messages.Limits):
+        lines.append(f"| `{field.name}` | {field.default:,} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PATH.write_text(protocol_page())

@@ -1,0 +1,1 @@
+"""Run pools on many machines, the policy beside them."""

@@ -1,0 +1,80 @@
+"""Held: answers that were taken, whose errors the caller hears first. Each names worker, host, env and cause."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from envfleet.cluster.desk import Answered
+from envfleet.cluster.membership import Member
+from envfleet.cluster.messages import EnvFailure, OrderFailed
+from envfleet.contract import errors
+from envfleet.contract.errors import ChildDied, EnvFailed, PolicyFailed, UsageError, WorkerFailed
+
+
+class Held:
+    """Answers of some workers. take() raises their errors, one with each call, before it returns them."""
+
+    def __init__(self, answers: list[Answered], errors: Iterable[Exception]) -> None:
+        """`errors` are those of the answers."""
+        self._answers = answers
+        self._errors = deque(errors)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """There is an answer without a result: nothing can be returned."""
+        return any(isinstance(each.result, OrderFailed) for each in self._answers)
+
+    def take(self) -> list[Answered]:
+        """The answers, if there is no error left."""
+        if self._errors:
+            raise self._errors.popleft()
+        return self._answers
+
+
+def errors_of(
+    answer: Answered, num_envs: int, problem: Callable[[int], str], raises_env_errors: bool
+) -> list[Exception]:
+    """The exceptions of one worker's answer. `problem(worker)` says why it was last lost."""
+    result, member = answer.result, answer.member
+    if isinstance(result, OrderFailed):
+        return [_env_failed(each, member) for each in result.failures] or [_order_failed(result, member)]
+    if answer.is_after_loss and raises_env_errors:
+        env_ids = range(member.worker * num_envs, (member.worker + 1) * num_envs)
+        return [
+            ChildDied(
+                f"worker {member.worker} was lost ({problem(member.worker)}), and the episodes of its envs "
+                f"{env_ids.start} to {env_ids.stop - 1} with it; {member} has taken over",
+                env_id=env_ids.start,
+                env_ids=env_ids,
+            )
+        ]
+    return [_env_failed(each, member) for each in answer.failures]
+
+
+def _order_failed(failed: OrderFailed, member: Member) -> Exception:
+    kind = PolicyFailed if failed.kind == "policy" else WorkerFailed
+    usage = _usage_error(failed.error.partition(":")[0])
+    if usage is not None:
+        return usage(f"{member}: {failed.error}")
+    trace = f"\n\n{failed.traceback}" if failed.traceback else ""
+    return kind(f"{member}: {failed.error}{trace}")
+
+
+def _env_failed(failure: EnvFailure, member: Member) -> Exception:
+    usage = _usage_error(failure.kind)
+    if usage is not None:
+        return usage(f"{failure.error} (env {failure.env_id} of the run, {member})")
+    return EnvFailed(
+        f"env {failure.env_id} of {member}: {failure.error}",
+        env_id=failure.env_id,
+        child_traceback=failure.traceback,
+        seed=failure.seed,
+        last_action=failure.last_action,
+    )
+
+
+def _usage_error(name: str) -> type[UsageError] | None:
+    """The usage error of this name: the call is wrong, and the worker found it out."""
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, UsageError) else None

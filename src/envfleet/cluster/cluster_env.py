@@ -1,0 +1,394 @@
+"""ClusterEnv: pools on many machines, as one gymnasium VectorEnv, and with the policy beside the envs (DETACH)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike
+
+from envfleet.cluster.collecting import Collecting, RolloutStream
+from envfleet.cluster.messages import Call, SetAttr, ValuesReady
+from envfleet.cluster.orders import Expected
+from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
+from envfleet.cluster.run import Run, RunConfig
+from envfleet.cluster.stepping import Stepping, StepResult
+from envfleet.cluster.sync import EveryUpdate, SyncRule
+from envfleet.cluster.values_wire import to_plain
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
+from envfleet.contract.policy import PolicyCode
+from envfleet.contract.rollout import Rollout
+from envfleet.contract.stats import RunStats
+from envfleet.launchers.launcher import Launcher
+from envfleet.launchers.local import Local
+from envfleet.policies.adapting import code_of, is_policy_like, weights_of
+from envfleet.pool.arguments import seeds_of, take_reset_mask
+from envfleet.pool.building import EnvKwargs, EnvLike
+from envfleet.pool.making import autoreset_of
+
+Array = np.ndarray[Any, Any]
+
+
+class ClusterEnv(VectorEnv[Any, Any, Any]):
+    """`num_workers` workers with `num_envs_per_worker` envs each, behind Gymnasium's vector API.
+
+    `step(actions)` steps the remote envs, as a pool on this machine would. `rollout(agent, num_steps)` and
+    `stream(agent, num_steps)` let the policy act on the workers, which hold a copy of it: only rollouts and, when
+    they are due, weights cross the network. Rows are in the order of envs, always; env i of the whole run belongs to
+    worker `i // num_envs_per_worker`, and is seeded with `seed + i`.
+
+    A cluster is for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        env: EnvLike | Sequence[Callable[..., Any]],
+        num_workers: int = 2,
+        num_envs_per_worker: int = 1,
+        *,
+        launcher: Launcher | None = None,
+        sync: SyncRule | None = None,
+        batch_size: int | None = None,
+        backend: Literal["auto", "native", "process", "serial"] = "auto",
+        autoreset_mode: AutoresetMode | Autoreset | str | None = None,
+        seed: int | None = None,
+        env_kwargs: EnvKwargs = None,
+        max_episode_steps: int | None = None,
+        pool_workers: int | None = None,
+        on_env_error: Literal["raise", "restart"] = "raise",
+        max_env_restarts: int = 10,
+        render_mode: str | None = None,
+        credit: int = 2,
+        compression: Literal["zstd"] | None = None,
+        address: str | None = None,
+        head_address: str | None = None,
+        timeout_s: float = 300.0,
+        pool_timeout_s: float = 60.0,
+        start_timeout_s: float = 300.0,
+        join_timeout_s: float = 60.0,
+        max_worker_restarts: int = 10,
+        heartbeat_s: float = 1.0,
+        silence_s: float = 30.0,
+        reconnect_s: float = 5.0,
+        resend_s: float = 5.0,
+    ) -> None:
+        """Start the workers, and wait until their pools are built.
+
+        Args:
+            env: As for `envfleet.make`. What is no Gymnasium id or import path travels to the workers pickled.
+            num_workers: Number of workers.
+            num_envs_per_worker: Number of envs of each.
+            launcher: Where workers run; None: as processes of this machine, `Local()`.
+            sync: When workers pull new weights; None: `EveryUpdate()`.
+            batch_size: Rows of a batch, a multiple of `num_envs_per_worker`: with fewer than all envs `recv()` returns
+                the workers that were ready first. None: all.
+            backend: Of each worker's pool; as for `envfleet.make`.
+            autoreset_mode: For `step(actions)`; None: next-step, as Gymnasium has it. With a policy on the workers
+                envs always reset in the same step.
+            seed: For the first reset if that has no seed of its own.
+            env_kwargs: As for `envfleet.make`; a list or callable counts the envs of all workers.
+            max_episode_steps: Truncate episodes after so many steps; None: as registered.
+            pool_workers: Processes or threads of each worker's pool; None: one for each CPU the worker may use.
+            on_env_error: "raise": an env that fails, or is lost with its worker, raises EnvFailed; the same call, made
+                again, goes on. "restart": its row is truncated, and it is built anew.
+            max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
+            render_mode: Gymnasium's.
+            credit: In `stream`: rollouts that each worker may be ahead of the learner.
+            compression: "zstd" packs images (extra `envfleet[zstd]`).
+            address: Where the head listens: `ipc` (the default if all workers run on this machine) or
+                "tcp://host:port", always encrypted; port 0 takes a free one.
+            head_address: Where workers find the head, if that is another address.
+            timeout_s: The longest wait for workers before ClusterTimeout.
+            pool_timeout_s: The longest wait of a worker for its pool.
+            start_timeout_s: The longest wait for all workers to be ready, and of a worker for its pool to be built.
+            join_timeout_s: A worker that runs but has not joined after so long is started again.
+            max_worker_restarts: A worker is given up after so many losses without an accepted answer between them.
+            heartbeat_s: Workers say so often that they are there.
+            silence_s: A connection whose other end does not answer for so long is closed.
+            reconnect_s: A worker whose connection stays closed for so long is lost.
+            resend_s: Messages are repeated if they are not known to have arrived after so long.
+        """
+        _require_counts(num_workers=num_workers, num_envs_per_worker=num_envs_per_worker, credit=credit)
+        if on_env_error not in ("raise", "restart"):
+            raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
+        self.num_envs = num_workers * num_envs_per_worker
+        self.num_workers = num_workers
+        self.num_envs_per_worker = num_envs_per_worker
+        self.batch_size = self.num_envs if batch_size is None else batch_size
+        if not 1 <= self.batch_size <= self.num_envs or self.batch_size % num_envs_per_worker:
+            raise UsageError(
+                f"batch_size must be a multiple of num_envs_per_worker={num_envs_per_worker}, at most "
+                f"{self.num_envs}; got {batch_size}"
+            )
+        self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
+        self._credit = credit
+        self._timeout_s = timeout_s
+        self._first_seed = seed
+        self._agent: Any = None
+        self._code: PolicyCode | None = None
+        plans = pool_plans(
+            env,
+            num_workers,
+            num_envs_per_worker,
+            env_kwargs=env_kwargs,
+            max_episode_steps=max_episode_steps,
+            render_mode=render_mode,
+            backend=backend,
+            num_workers_of_pool=pool_workers,
+            max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
+            timeout_s=pool_timeout_s,
+            start_timeout_s=start_timeout_s,
+            autoreset=(Autoreset.SAME_STEP if autoreset_mode is None else self._autoreset).value,
+            seed=seed,
+        )
+        self._run = Run(
+            RunConfig(
+                plans=plans,
+                env_pickles=env_pickles(env, plans, env_kwargs),
+                sync=EveryUpdate() if sync is None else sync,
+                max_worker_restarts=max_worker_restarts,
+                join_timeout_s=join_timeout_s,
+                heartbeat_s=heartbeat_s,
+                silence_s=silence_s,
+                reconnect_s=reconnect_s,
+                resend_s=resend_s,
+                compression=compression,
+                address=address,
+                head_address=head_address,
+                raises_env_errors=on_env_error == "raise",
+            ),
+            Local() if launcher is None else launcher,
+        )
+        self._finalizer = weakref.finalize(self, self._run.close)
+        try:
+            form = self._run.wait_until_ready(start_timeout_s)
+        except BaseException:
+            self._finalizer()
+            raise
+        self._form = form
+        self._head = self._run.head
+        self._stepping = Stepping(self._run, form)
+        self._collecting = Collecting(self._run, form)
+        self.metadata = {**self._head.metadata, "autoreset_mode": AutoresetMode(self._autoreset.value)}
+        self.render_mode = render_mode
+        self.spec = spec_of(env)
+        self.single_observation_space = form.obs.space
+        self.single_action_space = form.actions.space
+        self.observation_space = batch_space(form.obs.space, self.num_envs)
+        self.action_space = batch_space(form.actions.space, self.num_envs)
+
+    # -- Gymnasium's vector API --
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those in `options["reset_mask"]`, and return a row for each env.
+
+        Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
+        """
+        self._send_reset(seed, options)
+        obs, _, _, _, info = self._stepping.recv(self.num_workers, self._timeout_s)
+        return obs, info
+
+    def step(self, actions: Any) -> StepResult:
+        """Send one action to each env, and receive a batch.
+
+        If `actions` is a policy, it chooses them on the workers, one step's: `info` has "actions", "log_probs" and what
+        else the policy gave. Envs reset in the same step then.
+        """
+        if is_policy_like(actions):
+            return self._step_with(actions)
+        self.send(actions)
+        return self._stepping.recv(self.batch_size // self.num_envs_per_worker, self._timeout_s)
+
+    def render(self) -> tuple[Any, ...] | None:
+        """The rendered frames of all envs."""
+        return self.call("render")
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env, or get an attribute. Arguments and results are plain values and arrays."""
+        plain_args, plain_kwargs = to_plain(args, "args"), to_plain(kwargs, "kwargs")
+        return self._ask_all(
+            lambda worker: (
+                lambda order, accepted: Call(
+                    order=order, accepted=accepted, name=name, args=plain_args, kwargs=plain_kwargs
+                )
+            ),
+            f"call {name!r}",
+        )
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Get an attribute of each env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each env: a list or tuple has a value for each, anything else is for all."""
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise UsageError(f"set_attr() needs a value for each of num_envs={self.num_envs} envs; got {len(values)}")
+        plain = [to_plain(list(values[self._stepping.rows_of(worker)]), "values") for worker in range(self.num_workers)]
+        self._ask_all(
+            lambda worker: (
+                lambda order, accepted: SetAttr(order=order, accepted=accepted, name=name, values=plain[worker])
+            ),
+            f"set {name!r}",
+        )
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End all workers; called by close()."""
+        self._finalizer()
+
+    # -- asynchronously --
+
+    def async_reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Start resetting all envs; recv() returns the workers that are ready first."""
+        if options is not None and "reset_mask" in options:
+            raise UsageError("async_reset() resets all envs; for some of them call reset() with reset_mask")
+        self._send_reset(seed, options)
+
+    def send(self, actions: Any, env_id: ArrayLike | None = None) -> None:
+        """Start one step of all envs, or of those in `env_id`: all envs of some workers, in any order.
+
+        Nothing is sent if anything is wrong with the arguments.
+        """
+        self._require_open()
+        self._stepping.send(actions, None if env_id is None else np.asarray(env_id))
+
+    def recv(self, timeout_s: float | None = None) -> StepResult:
+        """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
+
+        After ClusterTimeout or EnvFailed nothing is lost: call it again for the same batch.
+        """
+        self._require_open()
+        stepping, num_workers = self._stepping, self.batch_size // self.num_envs_per_worker
+        num_in_flight = len(stepping.in_flight)
+        if num_in_flight < num_workers and not (stepping.has_results_to_come and not num_in_flight):
+            raise NothingToReceive(
+                f"a batch has {self.batch_size} rows, but only {num_in_flight * self.num_envs_per_worker} "
+                f"envs are in flight: send() more"
+            )
+        result = stepping.recv(num_workers, self._timeout_s if timeout_s is None else timeout_s)
+        env_ids = np.arange(self.num_envs, dtype=np.int32)
+        result[4]["env_id"] = np.concatenate([env_ids[stepping.rows_of(worker)] for worker in stepping.last_workers])
+        return result
+
+    # -- DETACH: the policy acts on the workers --
+
+    def rollout(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> Rollout:
+        """`num_steps` steps of all envs, with actions chosen by `agent` on the workers.
+
+        The agent's present weights are published first; workers pull them if the synchronisation rule says so.
+        After ClusterTimeout or EnvFailed nothing is lost: call it again for the same rollout.
+        """
+        self._require_open()
+        _require_counts(num_steps=num_steps)
+        if not self._collecting.is_begun(num_steps):
+            self.publish(agent)
+            self._collecting.begin(num_steps)
+        return self._collecting.finish(self._timeout_s if timeout_s is None else timeout_s)
+
+    def stream(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> RolloutStream:
+        """Rollouts of single workers, as they come, without end; `publish()` sends the workers news meanwhile.
+
+        A worker never waits for the learner, until it is `credit` rollouts ahead of it. One that is lost comes back, or
+        the others go on without it. To leave the loop ends the stream: rollouts that were not taken are dropped.
+        """
+        self._require_open()
+        _require_counts(num_steps=num_steps)
+        self.publish(agent)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return RolloutStream(self._run, self._form, num_steps, self._credit, timeout_s)
+
+    def publish(self, agent: Any) -> int:
+        """Make the agent's present weights the newest version, which is returned. Workers hear of it."""
+        self._require_open()
+        if agent is not self._agent:
+            code = code_of(agent)
+            if code != self._code:
+                self._head.set_code(code)
+                self._code = code
+            self._agent = agent
+        self._head.publish(weights_of(agent))
+        return self._head.versions.version
+
+    def stats(self) -> RunStats:
+        """Counters for each worker; printed, they are one line."""
+        self._require_open()
+        return self._head.stats()
+
+    def __enter__(self) -> Self:
+        """The cluster itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the cluster."""
+        self.close()
+
+    # -- inside --
+
+    def _send_reset(self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None) -> None:
+        self._require_open()
+        if seed is None:
+            seed, self._first_seed = self._first_seed, None
+        if isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))  # for np_random
+        seeds = seeds_of(seed, self.num_envs)
+        options = None if options is None else dict(options)
+        mask = None if options is None else take_reset_mask(options, self.num_envs)
+        self._stepping.send_reset(self._autoreset.value, seeds, to_plain(options, "options"), mask)
+
+    def _step_with(self, agent: Any) -> StepResult:
+        rollout = self.rollout(agent, 1)
+        info: dict[str, Any] = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
+        info |= {name: _first(values) for name, values in rollout.extras.items()}
+        if len(rollout.final_envs):
+            final_obs = np.full(self.num_envs, None, dtype=object)
+            leaves = self._form.obs.flatten(rollout.final_obs)
+            for row, env in enumerate(rollout.final_envs):
+                final_obs[env] = self._form.obs.unflatten([leaf[row] for leaf in leaves])
+            info["final_obs"] = final_obs
+            info["_final_obs"] = rollout.terminations[0] | rollout.truncations[0]
+        return rollout.next_obs, rollout.rewards[0], rollout.terminations[0], rollout.truncations[0], info
+
+    def _ask_all(self, message_for: Callable[[int], Callable[[int, int], Any]], what: str) -> tuple[Any, ...]:
+        """A value from each env."""
+        self._require_open()
+        if self._stepping.has_results_to_come:
+            raise EnvBusy(f"workers have results to come: receive them before you {what}")
+        if self._head.has_open_orders:
+            raise EnvBusy(f"a rollout or stream has been begun: finish or close it before you {what}")
+        workers = range(self.num_workers)
+        self._head.issue({worker: (message_for(worker), {}) for worker in workers}, Expected(ValuesReady))
+        self._run.wait_for_answers(workers, self._timeout_s)
+        answers = self._run.take(workers).take()
+        return tuple(value for each in answers if isinstance(each.result, list) for value in each.result)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise PoolClosed("this cluster was closed; make another one")
+
+
+def _first(tree: Any) -> Any:
+    """The first step of a tree of [T, ...] arrays."""
+    if isinstance(tree, Mapping):
+        return {key: _first(part) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(_first, tree))
+    return None if tree is None else tree[0]
+
+
+def _require_counts(**counts: Any) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
+            raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")

@@ -1,0 +1,123 @@
+"""Collecting and RolloutStream: the policy acts on the workers (DETACH); rollouts of all of them, or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from envfleet.cluster.answers import Held
+from envfleet.cluster.messages import Collect, RolloutReady
+from envfleet.cluster.orders import Expected
+from envfleet.cluster.rollouts import Collected, RolloutForm
+from envfleet.cluster.run import Run
+from envfleet.contract.rollout import Rollout
+
+
+class Collecting:
+    """One rollout of all workers. See Activity."""
+
+    def __init__(self, run: Run, form: RolloutForm) -> None:
+        """Nothing is begun."""
+        self._run = run
+        self._form = form
+        self._num_steps = 0
+        self._held: Held | None = None
+
+    def is_begun(self, num_steps: int) -> bool:
+        """Such a rollout was begun and not returned: the caller was told of a failure or of a deadline."""
+        return self._run.is_doing(self) and self._num_steps == num_steps
+
+    def drop(self) -> None:
+        """See Activity."""
+        self._num_steps = 0
+        self._held = None
+
+    def begin(self, num_steps: int) -> None:
+        """Have all workers collect."""
+        self._run.begin(None)
+        self._run.begin(self)
+        self._num_steps = num_steps
+        _issue(self._run, range(self._run.num_workers), num_steps)
+
+    def finish(self, timeout_s: float) -> Rollout:
+        """Wait for the rollout that was begun. After an error the same call goes on where it was."""
+        if self._held is None:
+            workers = range(self._run.num_workers)
+            self._run.wait_for_answers(workers, timeout_s)
+            self._held = self._run.take(workers)
+            if self._held.is_incomplete:
+                held = self._held
+                self._run.begin(None)
+                held.take()
+        answers = self._held.take()
+        self._run.begin(None)
+        return self._form.join_rollouts([each.result for each in answers if isinstance(each.result, Collected)])
+
+
+class RolloutStream(Iterator[Rollout]):
+    """Rollouts of single workers, as they come, without end; until it is closed or forgotten. See Activity.
+
+    An error does not end it: the next rollout follows.
+    """
+
+    def __init__(self, run: Run, form: RolloutForm, num_steps: int, credit: int, timeout_s: float) -> None:
+        """Every worker may collect `credit` rollouts before the learner takes the first."""
+        self._run = run
+        self._form = form
+        self._num_steps = num_steps
+        self._timeout_s = timeout_s
+        self._held: Held | None = None
+        run.begin(self)
+        for _ in range(credit):
+            _issue(run, range(run.num_workers), num_steps)
+
+    def __iter__(self) -> RolloutStream:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Rollout:
+        """The next rollout of any worker."""
+        while self._run.is_doing(self):
+            if self._held is None:
+                self._run.wait_for_any(self._timeout_s)
+                worker = self._run.first_ready(range(self._run.num_workers))[0]
+                self._held = self._run.take([worker])
+                _issue(self._run, [worker], self._num_steps)
+            held = self._held
+            if held.is_incomplete:
+                self._held = None
+            answer = held.take()[0]
+            self._held = None
+            assert isinstance(answer.result, Collected)
+            return self._form.join_rollouts([answer.result])
+        raise StopIteration
+
+    def drop(self) -> None:
+        """See Activity."""
+        self._held = None
+
+    def close(self) -> None:
+        """End the stream; rollouts that were not taken are dropped."""
+        if self._run.is_doing(self):
+            self._run.begin(None)
+
+    def __del__(self) -> None:
+        """A loop that was left has forgotten it."""
+        self.close()
+
+
+def _issue(run: Run, workers: Iterable[int], num_steps: int) -> None:
+    versions = run.head.versions
+
+    def message(divergence: float | None) -> Any:
+        return lambda order, accepted: Collect(
+            order=order,
+            accepted=accepted,
+            num_steps=num_steps,
+            code_id=versions.code_id,
+            version=versions.version,
+            divergence=divergence,
+        )
+
+    orders: dict[int, Any] = {worker: (message(run.head.desks[worker].divergence), {}) for worker in workers}
+    run.head.issue(orders, Expected(RolloutReady, num_steps))

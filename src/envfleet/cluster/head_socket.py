@@ -1,0 +1,180 @@
+"""HeadSocket: the head's ROUTER, and who turns its loop when.
+
+Whoever waits for something turns the loop: the caller of wait(), in its own thread, so that no answer has to be handed
+from thread to thread. While nobody waits a background thread does it: workers get weights while the learner learns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import zmq  # noqa: TID253 - only the cluster's own processes come here
+
+from envfleet.cluster.wire import Doorman, RunKeys, has_message, open_router, recv_frames, send_frames
+from envfleet.contract.errors import PoolClosed
+
+logger = logging.getLogger("envfleet.cluster")
+
+TICK_S = 0.25
+CALLER_STAYS_S = 0.02  # a caller that was here so recently will be back: the background thread keeps away
+MOST_MESSAGES_A_TURN = 256  # so that nobody can keep the loop from everything else
+
+
+class Receiver(Protocol):
+    """What is done with messages."""
+
+    def receive(self, process: bytes, frames: list[Any]) -> None:
+        """A message came; frames are buffers."""
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed: TICK_S, or more."""
+
+
+class HeadSocket:
+    """One ROUTER for two threads: the caller's, and one in the background. A lock guards it and the receiver."""
+
+    def __init__(self, address: str, keys: RunKeys | None, silence_s: float, receiver: Receiver) -> None:
+        """Bind to `address`; `self.address` says where it came to be."""
+        self._receiver = receiver
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+        self._caller_s = 0.0
+        self._next_tick_s = 0.0
+        self._has_more = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._doorman = Doorman(self._context, keys) if keys is not None else None
+        try:
+            self._router = open_router(self._context, address, keys, silence_s)
+        except BaseException:
+            self._close_context()
+            raise
+        self.address: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        sockets = [self._router] if self._doorman is None else [self._router, self._doorman.socket]
+        self._fds = [int(each.getsockopt(zmq.FD)) for each in sockets]
+        self._turned_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # another thread turned the loop
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._turn_in_background, name="envfleet-head", daemon=True)
+
+    @property
+    def num_strangers(self) -> int:
+        """Connections that were refused for want of the run's key."""
+        return 0 if self._doorman is None else self._doorman.num_refused
+
+    def start(self) -> None:
+        """From now on messages are received."""
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """The caller's turn: what it sends may hide that something came, so the loop is always turned after it."""
+        with self._lock:
+            self._caller_s = time.monotonic()
+            yield
+            self._turn()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """The turn of another thread. The caller may have gone to sleep: it must hear of what came."""
+        with self._lock:
+            if self._is_closing.is_set():
+                raise PoolClosed("the cluster is closed")
+            yield
+            self._turn()
+            if self._num_waiting:
+                os.eventfd_write(self._turned_fd, 1)
+
+    def wait(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Turn the loop until `is_done()`, which may raise; False after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            self._num_waiting += 1
+        try:
+            while True:
+                with self._lock:
+                    self._caller_s = time.monotonic()
+                    self._turn()
+                if is_done():
+                    return True
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._sleep(min(left_s, TICK_S), self._turned_fd)
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
+    def send(self, process: bytes, frames: list[Any]) -> bool | None:
+        """Holds the lock. False: it could not be sent now; None: the connection is closed."""
+        try:
+            send_frames(self._router, [process, *frames])
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return None
+            raise
+        return True
+
+    def close(self) -> None:
+        """End the thread and close the sockets."""
+        if self._is_closing.is_set():
+            return
+        self._is_closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(10.0)
+        with self._lock:
+            self._router.close()
+            self._close_context()
+            os.close(self._turned_fd)
+
+    def _turn(self) -> None:
+        """Receive what is there, and do what is due. Holds the lock."""
+        if self._doorman is not None:
+            self._doorman.answer()
+        num_received = 0
+        while num_received < MOST_MESSAGES_A_TURN and has_message(self._router):
+            process, *frames = recv_frames(self._router)
+            num_received += 1
+            self._receiver.receive(process.bytes, [frame.buffer for frame in frames])
+        self._has_more = num_received == MOST_MESSAGES_A_TURN
+        now_s = time.monotonic()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + TICK_S
+            self._receiver.tick(now_s)
+
+    def _turn_in_background(self) -> None:
+        while not self._is_closing.is_set():
+            if self._num_waiting or time.monotonic() - self._caller_s < CALLER_STAYS_S:
+                self._is_closing.wait(CALLER_STAYS_S)
+                continue
+            self._sleep(TICK_S)
+            try:
+                with self.aside():
+                    pass
+            except PoolClosed:
+                return
+            except Exception:  # a defect of ours: the loop must not end with it
+                logger.exception("the head met an error")
+
+    def _sleep(self, timeout_s: float, *fds: int) -> None:
+        """Until something came, at most `timeout_s`. Does not touch the sockets, only their descriptors."""
+        if self._has_more:
+            return
+        poll = select.poll()
+        for fd in (*self._fds, *fds):
+            poll.register(fd, select.POLLIN)
+        for ready, _ in poll.poll(max(1.0, timeout_s * 1000)):
+            if ready in fds:
+                os.eventfd_read(ready)
+
+    def _close_context(self) -> None:
+        if self._doorman is not None:
+            self._doorman.socket.close()
+        self._context.term()

@@ -1,0 +1,237 @@
+"""Link: a worker's end of the wire. Receives orders, sends answers until they are accepted, says that it is alive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq  # noqa: TID253 - only the cluster's own processes come here
+
+from envfleet.cluster.codec import BadMessage, Decoder, encode
+from envfleet.cluster.messages import (
+    PROTOCOL_VERSION,
+    Alive,
+    Announce,
+    Cancel,
+    Code,
+    FromHead,
+    Heartbeat,
+    Join,
+    Leaving,
+    Order,
+    PullCode,
+    PullWeights,
+    Refused,
+    Stop,
+    Weights,
+    Welcome,
+)
+from envfleet.cluster.orders import Outbox
+from envfleet.cluster.watchdog import Watchdog
+from envfleet.cluster.wire import has_message, open_dealer, recv_frames, send_frames
+from envfleet.contract.errors import ClusterError
+
+logger = logging.getLogger("envfleet.worker")
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+JOIN_S = 60.0  # for an answer to Join
+PULL_S = 60.0  # for an answer to a pull
+ASK_AGAIN_S = 1.0
+
+
+class Cancelled(Exception):
+    """Nobody wants the answer to an order any more."""
+
+
+class Leave(Exception):
+    """The worker is to end now; the text says why."""
+
+
+class Link:
+    """One connection to the head, for one thread."""
+
+    def __init__(self, address: str, worker: int, keys: str | None, silence_s: float) -> None:
+        """Connect, and ask to join."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._process = secrets.token_bytes(16)
+        self._dealer = open_dealer(self._context, address, self._process, keys, silence_s)
+        path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
+        self._watchdog = Watchdog(self._dealer, path)
+        self._decoder: Decoder[Any] = Decoder(FromHead)
+        self._orders: deque[tuple[Any, Arrays]] = deque()
+        self._outbox = Outbox(received=0)
+        self._welcome: tuple[Welcome, Arrays] | None = None
+        self._code: tuple[Code, Arrays] | None = None
+        self._weights: tuple[Weights, Arrays] | None = None
+        self._next_beat_s = 0.0
+        self._heartbeat_s = 1.0
+        self._resend_s = 5.0
+        self._ready_frames: list[Any] | None = None  # to be said again until the head has heard it
+        self._ready_s = 0.0
+        self._compression: str | None = None
+        self.version = 0  # the newest that the head has told of
+        self.divergence: float | None = None
+        self.cancelled_through = 0
+        self.leave_because: str | None = None  # set by a signal handler
+        self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=socket.gethostname(), pid=os.getpid()))
+
+    def join(self) -> tuple[Welcome, Arrays]:
+        """Ask to take part."""
+        welcome, arrays = self._ask(self._join, lambda: self._welcome, JOIN_S, "to take this worker in")
+        self._outbox = Outbox(received=welcome.first_order - 1)
+        self._heartbeat_s, self._resend_s = welcome.heartbeat_s, welcome.resend_s
+        self._compression = welcome.compression
+        return welcome, arrays
+
+    def say_ready(self, message: Any, arrays: Arrays) -> None:
+        """The pool is built."""
+        self._ready_frames, self._ready_s = encode(message, arrays), time.monotonic()
+        self._send(self._ready_frames)
+
+    def say(self, message: Any) -> None:
+        """Something that needs no answer."""
+        self._send(encode(message))
+
+    def next_order(self) -> tuple[Order, Arrays]:
+        """Wait for the next order; raises Leave when there will be none."""
+        while not self._orders:
+            self._receive(self._heartbeat_s)
+        return self._orders.popleft()
+
+    def look(self) -> None:
+        """Between two steps: say that we are alive, and see whether something came. Costs nothing most times."""
+        if time.monotonic() >= self._next_beat_s:
+            self._receive(0.0)
+
+    def drain(self) -> None:
+        """See what came."""
+        self._receive(0.0)
+
+    def answer(self, message: Any, arrays: Arrays | None = None) -> None:
+        """Answer an order; the arrays must not change until the head has accepted it."""
+        frames = encode(message, arrays, self._compression)
+        self._outbox.add(message.order, frames, time.monotonic())
+        self._send(frames)
+
+    @property
+    def num_unaccepted(self) -> int:
+        """Answers that the head has not accepted yet."""
+        return len(self._outbox.unaccepted)
+
+    def pull_code(self, held_code_id: int, order: int) -> tuple[Code, Arrays]:
+        """The code of the newest policy, for an order; raises Cancelled if the head has cancelled that."""
+        self._code = None
+        pull = encode(PullCode(held_code_id=held_code_id))
+        code: tuple[Code, Arrays] = self._ask(pull, lambda: self._code, PULL_S, "for the policy's code", order)
+        return code
+
+    def pull_weights(self, held_version: int, order: int) -> tuple[Weights, Arrays]:
+        """The newest weights, for an order; raises Cancelled if the head has cancelled that."""
+        self._weights = None
+        pull = encode(PullWeights(held_version=held_version))
+        weights: tuple[Weights, Arrays] = self._ask(pull, lambda: self._weights, PULL_S, "for weights", order)
+        return weights
+
+    def close(self, why: str) -> None:
+        """Say goodbye."""
+        self._send(encode(Leaving(why=why)))
+        self._dealer.setsockopt(zmq.LINGER, 500)
+        self._watchdog.close()
+        self._dealer.close()
+        self._context.term()
+        self._watchdog.remove_head_folder()
+
+    # -- inside --
+
+    def _ask(
+        self, question: list[Any], answer: Callable[[], Any], timeout_s: float, what: str, order: int | None = None
+    ) -> Any:
+        """Ask again and again until there is an answer, or it is for an order that nobody wants any more."""
+        deadline_s = time.monotonic() + timeout_s
+        next_s = 0.0
+        while (came := answer()) is None:
+            now_s = time.monotonic()
+            if order is not None and order <= self.cancelled_through:
+                raise Cancelled
+            if now_s > deadline_s:
+                raise ClusterError(f"the head did not answer within {timeout_s:g} s when asked {what}")
+            if now_s >= next_s:
+                self._send(question)
+                next_s = now_s + ASK_AGAIN_S
+            self._receive(ASK_AGAIN_S)
+        return came
+
+    def _receive(self, timeout_s: float) -> None:
+        """Wait for a message at most `timeout_s`, take all there are, and do what is due."""
+        if timeout_s:
+            self._dealer.poll(int(timeout_s * 1000))
+        while has_message(self._dealer):
+            frames = recv_frames(self._dealer)
+            try:
+                message, arrays = self._decoder.decode([frame.buffer for frame in frames])
+            except BadMessage as error:
+                logger.warning("a message of the head was dropped: %s", error)
+                continue
+            self._take(message, arrays)
+        if self._watchdog.head_is_gone:
+            raise Leave("the head is gone")
+        if self.leave_because is not None:
+            raise Leave(self.leave_because)
+        self._do_what_is_due(time.monotonic())
+
+    def _take(self, message: Any, arrays: Arrays) -> None:
+        if isinstance(message, Stop):
+            raise Leave(message.why)
+        if isinstance(message, Refused):
+            raise Leave(f"the head refused: {message.why}")
+        if isinstance(message, Order):
+            self._outbox.accepted(message.accepted)
+            if self._welcome is not None and self._outbox.is_next(message.order):
+                self._orders.append((message, arrays))
+        elif isinstance(message, Alive):
+            self._outbox.accepted(message.accepted)
+            self._ready_frames = None if message.is_ready else self._ready_frames
+        elif isinstance(message, Announce):
+            if message.version >= self.version:
+                self.version, self.divergence = message.version, message.divergence
+        else:
+            self._keep(message, arrays)
+
+    def _keep(self, message: Any, arrays: Arrays) -> None:
+        """What somebody here waits for."""
+        if isinstance(message, Weights):
+            self._weights = (message, arrays)
+        elif isinstance(message, Cancel):
+            self.cancelled_through = max(self.cancelled_through, message.through)
+        elif isinstance(message, Code):
+            self._code = (message, arrays)
+        elif isinstance(message, Welcome):
+            self._welcome = self._welcome or (message, arrays)
+
+    def _do_what_is_due(self, now_s: float) -> None:
+        if self._welcome is None or now_s < self._next_beat_s:
+            return
+        self._next_beat_s = now_s + min(self._heartbeat_s, self._resend_s)
+        self._send(encode(Heartbeat(received=self._outbox.received)))
+        for answer in self._outbox.overdue(now_s, self._resend_s):
+            logger.info("answer %d is sent again", answer.number)
+            self._send(answer.frames)
+        if self._ready_frames is not None and now_s - self._ready_s > self._resend_s:
+            self._ready_s = now_s
+            self._send(self._ready_frames)
+
+    def _send(self, frames: list[Any]) -> None:
+        try:
+            send_frames(self._dealer, frames)
+        except zmq.Again:
+            logger.debug("the connection is full or closed: what was to be sent will be sent again")

@@ -1,0 +1,283 @@
+"""Every message between head and worker, the protocol's version and its limits. The rest of a message are its arrays.
+
+The head numbers the orders it gives to a worker: 1, 2, 3, ... A worker carries them out one after the other, and
+answers each exactly once. Either side repeats what may have been lost: an order until the worker says it received it,
+an answer until the head says it accepted it. A number that was seen before is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from envfleet.cluster.sync import SyncRule
+
+PROTOCOL_VERSION = 1
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one message may be at most. Whoever receives more drops it, before anything is allocated for it."""
+
+    header_bytes: int = 16 << 20
+    num_arrays: int = 4096
+    num_dims: int = 16
+    frame_bytes: int = 4 << 30
+    total_bytes: int = 8 << 30
+
+
+class PoolPlan(msgspec.Struct, frozen=True):
+    """The pool of one worker. The env itself is in `env_id`/`env_factory`, or pickled by the head in array `env`."""
+
+    num_envs: int
+    first_env_id: int  # of this worker's envs in the whole run
+    env_id: str | None
+    env_factory: str | None
+    env_kwargs: list[Any] | None  # as values_wire has it, one for each env; None: none, or they are in array `env`
+    max_episode_steps: int | None
+    render_mode: str | None
+    backend: str
+    num_workers: int | None
+    max_env_restarts: int | None  # None: an env that fails is reported, and its row truncated
+    timeout_s: float
+    start_timeout_s: float
+    autoreset: str  # of the pool that is built first
+    seed: int | None  # env i of the whole run is seeded with `seed + i` if its first reset brings no seed of its own
+
+
+class EnvFailure(msgspec.Struct, frozen=True):
+    """An env that raised, or whose process died, in the course of an order that was carried out all the same."""
+
+    kind: str  # the name of the exception
+    env_id: int  # in the whole run
+    error: str
+    traceback: str
+    seed: int | None
+    last_action: str
+
+
+# -- worker -> head --
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """May I take part? The first message of a worker's process."""
+
+    protocol: int
+    worker: int
+    host: str
+    pid: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """My pool is built. Bounds of Box spaces are in the arrays."""
+
+    observation_space: Any  # as spaces_wire has it
+    action_space: Any
+    metadata: dict[str, Any]
+    backend: str
+
+
+class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
+    """My pool cannot be built."""
+
+    error: str
+    traceback: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """I am here. `received`: the last order that came."""
+
+    received: int
+
+
+class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
+    """Answer to Reset and Step: a row for each env, in the arrays."""
+
+    order: int
+    info: Any  # as values_wire has it
+    failures: list[EnvFailure] = []
+    is_after_loss: bool = False  # the order was for another process, now lost; its episodes are cut short
+
+
+class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
+    """Answer to Collect: the rollout is in the arrays."""
+
+    order: int
+    version: int
+    seconds: float  # from the order's start to its end
+    failures: list[EnvFailure] = []
+
+
+class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
+    """Answer to Call and SetAttr: a value for each env."""
+
+    order: int
+    values: Any
+
+
+class OrderFailed(msgspec.Struct, frozen=True, tag="order_failed"):
+    """Answer to an order that could not be carried out; the worker is ready for the next one."""
+
+    order: int
+    kind: str  # "policy", "env" or "order"
+    error: str
+    traceback: str
+    failures: list[EnvFailure] = []
+
+
+class OrderCancelled(msgspec.Struct, frozen=True, tag="order_cancelled"):
+    """Answer to an order that the head has cancelled."""
+
+    order: int
+
+
+class PullCode(msgspec.Struct, frozen=True, tag="pull_code"):
+    """Send me the code of the newest policy."""
+
+    held_code_id: int  # 0: none
+
+
+class PullWeights(msgspec.Struct, frozen=True, tag="pull_weights"):
+    """Send me the newest weights."""
+
+    held_version: int  # what I act with now; -1: nothing
+
+
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """I end now."""
+
+    why: str
+
+
+FromWorker = (
+    Join
+    | Ready
+    | NotReady
+    | Heartbeat
+    | RowsReady
+    | RolloutReady
+    | ValuesReady
+    | OrderFailed
+    | OrderCancelled
+    | PullCode
+    | PullWeights
+    | Leaving
+)
+Answer = RowsReady | RolloutReady | ValuesReady | OrderFailed | OrderCancelled
+
+
+# -- head -> worker --
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """You are a member. `epoch` counts the processes this worker has had."""
+
+    epoch: int
+    first_order: int  # the number of the first order you will get
+    plan: PoolPlan
+    sync: SyncRule
+    heartbeat_s: float
+    resend_s: float
+    compression: str | None  # of images: None or "zstd"
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """You are no member, and need not ask again."""
+
+    why: str
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Reset all envs, or those in `mask`. `seeds` has one for each env."""
+
+    order: int
+    accepted: int  # answers up to this one have been accepted
+    autoreset: str
+    seeds: list[int | None]
+    options: Any
+    mask: list[bool] | None
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """One step of all envs with the actions in the arrays."""
+
+    order: int
+    accepted: int
+    autoreset: str  # a replacement may not have been told yet
+
+
+class Collect(msgspec.Struct, frozen=True, tag="collect"):
+    """Collect a rollout with this policy; the newest version and how far yours is from it are said here as well."""
+
+    order: int
+    accepted: int
+    num_steps: int
+    code_id: int
+    version: int
+    divergence: float | None
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Call a method of each env, or get an attribute."""
+
+    order: int
+    accepted: int
+    name: str
+    args: Any
+    kwargs: Any
+
+
+class SetAttr(msgspec.Struct, frozen=True, tag="set_attr"):
+    """Set an attribute of each env."""
+
+    order: int
+    accepted: int
+    name: str
+    values: Any  # a list with one for each env
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Do not carry out orders up to this one; answer each with OrderCancelled."""
+
+    through: int
+
+
+class Announce(msgspec.Struct, frozen=True, tag="announce"):
+    """There is a new policy version, and yours is this far from it."""
+
+    version: int
+    divergence: float | None
+
+
+class Code(msgspec.Struct, frozen=True, tag="code"):
+    """How to build your copy of the policy; a pickle of the head's is in array `pickled`."""
+
+    code_id: int
+    factory: str | None
+    kwargs: Any
+
+
+class Weights(msgspec.Struct, frozen=True, tag="weights"):
+    """The newest weights, in the arrays."""
+
+    version: int
+    code_id: int
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Answer to Heartbeat, and sent to find out whether a silent worker is still connected."""
+
+    accepted: int  # answers up to this one have been accepted
+    is_ready: bool  # the head knows that your pool is built
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """The run is over."""
+
+    why: str
+
+
+FromHead = (
+    Welcome | Refused | Reset | Step | Collect | Call | SetAttr | Cancel | Announce | Code | Weights | Alive | Stop
+)
+Order = Reset | Step | Collect | Call | SetAttr

@@ -1,0 +1,224 @@
+"""Rows and rollouts that workers send: which arrays they consist of, checked against the spaces, joined in env order.
+
+Pure. An observation leaf of a rollout has T + 1 rows: the last is what the envs show after the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envfleet.cluster import stacks
+from envfleet.cluster.codec import BadMessage
+from envfleet.cluster.values_wire import from_plain, join_info_rows
+from envfleet.contract.rollout import Rollout
+from envfleet.contract.spaces import Leaf, SpaceTree
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+MOST_EXTRAS = 64
+MOST_COPIED_BYTES = 1 << 20
+FIXED = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """One worker's rollout, checked."""
+
+    worker: int
+    version: int
+    lag: int
+    num_steps: int
+    arrays: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One worker's rows of a step or reset, checked."""
+
+    worker: int
+    info: dict[str, Any]
+    arrays: Arrays
+
+
+class RolloutForm:
+    """What rows and rollouts of one worker must look like."""
+
+    def __init__(self, obs: SpaceTree, actions: SpaceTree, num_envs: int) -> None:
+        """`num_envs` of one worker."""
+        self.obs = obs
+        self.actions = actions
+        self.num_envs = num_envs
+
+    def check_rows(self, worker: int, info: Any, arrays: Arrays) -> Rows:
+        """The rows of a step or reset. Raises BadMessage."""
+        for index, leaf in enumerate(self.obs.leaves):
+            _require(arrays, f"obs.{index}", (self.num_envs, *leaf.shape), leaf.dtype)
+        for name, dtype in FIXED.items():
+            _require(arrays, name, (self.num_envs,), np.dtype(dtype))
+        info = from_plain(info)
+        if not isinstance(info, dict):
+            raise BadMessage(f"info must be a dictionary; got {type(info).__name__}")
+        return Rows(worker, info, arrays)
+
+    def check_rollout(self, worker: int, version: int, lag: int, num_steps: int, arrays: Arrays) -> Collected:
+        """A rollout of `num_steps`. Raises BadMessage. What is packed is checked when it is unpacked."""
+        shape = (num_steps, self.num_envs)
+        for index, leaf in enumerate(self.obs.leaves):
+            if f"obs.{index}" in arrays:
+                _require(arrays, f"obs.{index}", (num_steps + 1, self.num_envs, *leaf.shape), leaf.dtype)
+            elif not stacks.is_stack(leaf.shape, _dtype(leaf)):
+                raise BadMessage(f"array 'obs.{index}' is missing")
+        for index, leaf in enumerate(self.actions.leaves):
+            _require(arrays, f"action.{index}", (*shape, *leaf.shape), leaf.dtype)
+        for name, dtype in FIXED.items():
+            _require(arrays, name, shape, np.dtype(dtype))
+        if "log_probs" in arrays:
+            _require(arrays, "log_probs", shape, np.dtype(np.float32))
+        extras = [name for name in arrays if name.startswith("extra.")]
+        if len(extras) > MOST_EXTRAS:
+            raise BadMessage(f"{len(extras)} extras; at most {MOST_EXTRAS} are allowed")
+        for name in extras:
+            _require(arrays, name, (*shape, *arrays[name].shape[2:]), arrays[name].dtype)
+        num_finals = self._check_finals(shape, arrays)
+        if "next_values" in arrays:
+            _require(arrays, "next_values", (self.num_envs,), np.dtype(np.float32))
+            _require(arrays, "final_values", (num_finals,), np.dtype(np.float32))
+        return Collected(worker, version, lag, num_steps, arrays)
+
+    def _check_finals(self, shape: tuple[int, int], arrays: Arrays) -> int:
+        steps = arrays.get("final_steps")
+        num_finals = 0 if steps is None or steps.ndim != 1 else len(steps)
+        for name, most in (("final_steps", shape[0]), ("final_envs", shape[1])):
+            _require(arrays, name, (num_finals,), np.dtype(np.int64))
+            if num_finals and (arrays[name].min() < 0 or arrays[name].max() >= most):
+                raise BadMessage(f"array {name!r} has numbers outside 0 to {most - 1}")
+        _require(arrays, "episode_returns", (num_finals,), np.dtype(np.float64))
+        _require(arrays, "episode_lengths", (num_finals,), np.dtype(np.int64))
+        for index, leaf in enumerate(self.obs.leaves):
+            if f"final_obs.{index}" in arrays:
+                _require(arrays, f"final_obs.{index}", (num_finals, *leaf.shape), leaf.dtype)
+            elif not stacks.is_stack(leaf.shape, _dtype(leaf)):
+                raise BadMessage(f"array 'final_obs.{index}' is missing")
+        return num_finals
+
+    # -- joining --
+
+    def join_rows(self, parts: Sequence[Rows]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Rows of several workers, in the order given, as a VectorEnv's step() returns them."""
+        obs = self.obs.unflatten(
+            [_writable([part.arrays[f"obs.{index}"] for part in parts]) for index in range(len(self.obs.leaves))]
+        )
+        rewards, terminated, truncated = (_writable([part.arrays[name] for part in parts]) for name in FIXED)
+        info = join_info_rows([part.info for part in parts], [self.num_envs] * len(parts))
+        return obs, rewards, terminated, truncated, info
+
+    def join_rollouts(self, parts: Sequence[Collected]) -> Rollout:
+        """Rollouts of several workers, side by side in the order given."""
+        num_steps = parts[0].num_steps
+        full_obs = [self._joined_obs(index, leaf, parts) for index, leaf in enumerate(self.obs.leaves)]
+        offsets = [position * self.num_envs for position in range(len(parts))]
+        final_steps = _joined(parts, "final_steps")
+        final_envs = np.concatenate(
+            [part.arrays["final_envs"] + offset for part, offset in zip(parts, offsets, strict=True)]
+        )
+        has_values = all("next_values" in part.arrays for part in parts)
+        final_values = None
+        if has_values:
+            final_values = np.zeros((num_steps, self.num_envs * len(parts)), np.float32)
+            final_values[final_steps, final_envs] = _joined(parts, "final_values")
+        return Rollout(
+            obs=self.obs.unflatten([array[:-1] for array in full_obs]),
+            actions=self.actions.unflatten(
+                [_joined(parts, f"action.{index}", axis=1) for index in range(len(self.actions.leaves))]
+            ),
+            log_probs=_joined(parts, "log_probs", axis=1) if all("log_probs" in p.arrays for p in parts) else None,
+            extras={name.removeprefix("extra."): _joined(parts, name, axis=1) for name in self._common_extras(parts)},
+            rewards=_joined(parts, "rewards", axis=1),
+            terminations=_joined(parts, "terminated", axis=1),
+            truncations=_joined(parts, "truncated", axis=1),
+            next_obs=self.obs.unflatten([array[-1] for array in full_obs]),
+            next_values=_joined(parts, "next_values") if has_values else None,
+            final_values=final_values,
+            final_steps=final_steps,
+            final_envs=final_envs,
+            final_obs=self.obs.unflatten(
+                [self._final_obs(index, parts, full_obs[index]) for index in range(len(self.obs.leaves))]
+            ),
+            episode_returns=_joined(parts, "episode_returns"),
+            episode_lengths=_joined(parts, "episode_lengths"),
+            env_ids=np.concatenate([np.arange(self.num_envs) + part.worker * self.num_envs for part in parts]),
+            workers=np.array([part.worker for part in parts]),
+            versions=np.array([part.version for part in parts]),
+            lags=np.array([part.lag for part in parts]),
+        )
+
+    def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected]) -> Array:
+        """[T + 1, N, ...]"""
+        name = f"obs.{index}"
+        if all(name in part.arrays for part in parts):
+            return _joined(parts, name, axis=1)
+        joined = np.empty((parts[0].num_steps + 1, self.num_envs * len(parts), *leaf.shape), leaf.dtype)
+        for position, part in enumerate(parts):
+            rows = joined[:, position * self.num_envs : (position + 1) * self.num_envs]
+            if name in part.arrays:
+                rows[...] = part.arrays[name]
+            else:
+                stacks.unpack(name, part.arrays, rows)
+        return joined
+
+    def _final_obs(self, index: int, parts: Sequence[Collected], full_obs: Array) -> Array:
+        name = f"final_obs.{index}"
+        finals = []
+        for position, part in enumerate(parts):
+            if name in part.arrays:
+                finals.append(part.arrays[name])
+                continue
+            steps, envs = part.arrays["final_steps"], part.arrays["final_envs"] + position * self.num_envs
+            finals.append(stacks.unpack_finals(name, part.arrays, full_obs[steps, envs]))
+        return finals[0] if len(finals) == 1 else np.concatenate(finals)
+
+    @staticmethod
+    def _common_extras(parts: Sequence[Collected]) -> list[str]:
+        first = parts[0].arrays
+        return [
+            name
+            for name in first
+            if name.startswith("extra.")
+            and all(
+                name in part.arrays
+                and part.arrays[name].shape[2:] == first[name].shape[2:]
+                and part.arrays[name].dtype == first[name].dtype
+                for part in parts
+            )
+        ]
+
+
+def _dtype(leaf: Leaf) -> np.dtype[Any]:
+    assert leaf.dtype is not None  # a cluster carries array spaces only
+    return leaf.dtype
+
+
+def _require(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> None:
+    array = arrays.get(name)
+    if array is None:
+        raise BadMessage(f"array {name!r} is missing")
+    if array.shape != shape or array.dtype != dtype:
+        raise BadMessage(f"array {name!r} must be {dtype} {shape}; got {array.dtype} {array.shape}")
+
+
+def _joined(parts: Sequence[Collected], name: str, axis: int = 0) -> Array:
+    """One large part is handed on as it came, without a copy: it cannot be written."""
+    if len(parts) == 1:
+        array = parts[0].arrays[name]
+        return array if array.nbytes > MOST_COPIED_BYTES else array.copy()
+    return np.concatenate([part.arrays[name] for part in parts], axis=axis)
+
+
+def _writable(arrays: Sequence[Array]) -> Array:
+    """Users of a VectorEnv may write into what they receive."""
+    return np.concatenate(arrays)

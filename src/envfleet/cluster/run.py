@@ -1,0 +1,224 @@
+"""Run: head, launcher and what lies between them: started together, watched while one waits, ended together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from envfleet.cluster.answers import Held, errors_of
+from envfleet.cluster.head import Head, HeadConfig
+from envfleet.cluster.keeper import Keeper
+from envfleet.cluster.rollouts import RolloutForm
+from envfleet.cluster.staffing import Stage
+from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys, make_run_folder, remove_run_folder
+from envfleet.contract.errors import ClusterTimeout, JoinTimeout, UsageError, WorkerFailed, WorkerLost
+from envfleet.launchers.launcher import Launcher, WorkerJob
+
+logger = logging.getLogger("envfleet.cluster")
+
+MOST_FAILURES_AT_START = 3
+LEAVE_GRACE_S = 5.0
+TELL_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(HeadConfig):
+    """What a run must know."""
+
+    address: str | None
+    head_address: str | None
+    raises_env_errors: bool
+
+
+class Activity(Protocol):
+    """What the open orders are for: steps, a rollout, a stream. One at a time."""
+
+    def drop(self) -> None:
+        """Something else begins: forget what was begun."""
+
+
+class Run:
+    """One run of a cluster."""
+
+    def __init__(self, config: RunConfig, launcher: Launcher) -> None:
+        """Bind the head, and have the workers started."""
+        self.num_workers = len(config.plans)
+        self.num_envs_per_worker = config.plans[0].num_envs
+        self._raises_env_errors = config.raises_env_errors
+        self._activity: Activity | None = None
+        self._owner_pid = os.getpid()
+        self._folder = make_run_folder()
+        self._is_closed = False
+        try:
+            address = _address(config, launcher, self._folder)
+            keys = RunKeys.make() if address.startswith("tcp://") else None
+            self.head = Head(config, address, keys)
+            try:
+                self.head.start()
+                self._job = launcher.launch(self._worker_job(config, keys))
+            except BaseException:
+                self.head.close()
+                raise
+        except BaseException:
+            remove_run_folder(self._folder)
+            raise
+        self._keeper = Keeper(self.head, self._job, self.num_workers)
+
+    def close(self) -> None:
+        """End everything. In a fork of the owner: nothing, it is not its own."""
+        if self._is_closed or os.getpid() != self._owner_pid:
+            return
+        self._is_closed = True
+        self._keeper.close()
+        self.head.tell_all_to_stop("the run is over")
+        self._job.cancel(LEAVE_GRACE_S)
+        self.head.close()
+        remove_run_folder(self._folder)
+
+    def wait_until_ready(self, timeout_s: float) -> RolloutForm:
+        """Until the pools of all workers are built."""
+        next_word_s = time.monotonic() + TELL_EVERY_S
+
+        def is_ready() -> bool:
+            nonlocal next_word_s
+            for worker, desk in enumerate(self.head.desks):
+                if desk.not_ready is not None:
+                    text = f"{desk.not_ready.error}\n\n{desk.not_ready.traceback}"
+                    raise WorkerFailed(f"{desk.member} cannot build its pool: {text}")
+                post = self.head.staffing.posts[worker]
+                if post.stage is Stage.GIVEN_UP or post.num_failures >= MOST_FAILURES_AT_START:
+                    raise WorkerLost(f"worker {worker} does not start: {post.problem}{self._log(worker)}")
+            num_ready = sum(desk.is_ready for desk in self.head.desks)
+            if time.monotonic() > next_word_s:
+                next_word_s += TELL_EVERY_S
+                logger.info("waiting for workers: %d of %d are ready", num_ready, self.num_workers)
+            return num_ready == self.num_workers
+
+        if not self.head.wait(is_ready, timeout_s):
+            num_joined = sum(desk.member is not None for desk in self.head.desks)
+            missing = "; ".join(self._about(w) for w, desk in enumerate(self.head.desks) if not desk.is_ready)
+            raise JoinTimeout(
+                f"{num_joined} of {self.num_workers} workers joined in {timeout_s:g} s, and not all of them are "
+                f"ready: {missing}"
+            )
+        assert self.head.form is not None
+        return self.head.form
+
+    def begin(self, activity: Activity | None) -> None:
+        """From now on orders are for this activity; what another one has begun is cancelled. None: for nothing."""
+        if self._activity is activity:
+            return
+        if self._activity is not None:
+            self.head.cancel_open()
+            self._activity.drop()
+        self._activity = activity
+
+    def is_doing(self, activity: Activity) -> bool:
+        """Are the open orders for this activity?"""
+        return self._activity is activity and not self._is_closed
+
+    def take(self, workers: Iterable[int]) -> Held:
+        """The oldest answers of these workers, which are there."""
+        answers = [self.head.desks[worker].answers.popleft() for worker in workers]
+        errors = [
+            error
+            for answer in answers
+            for error in errors_of(answer, self.num_envs_per_worker, self.problem, self._raises_env_errors)
+        ]
+        return Held(answers, errors)
+
+    def first_ready(self, workers: Iterable[int]) -> list[int]:
+        """Those of these workers whose answers are there, in the order in which they came."""
+        desks = self.head.desks
+        ready = [worker for worker in workers if desks[worker].answers]
+        return sorted(ready, key=lambda worker: desks[worker].answers[0].arrival)
+
+    def wait_for_answers(self, workers: Collection[int], timeout_s: float) -> None:
+        """Until each of these workers has answered."""
+        self.wait_for_some(workers, len(workers), timeout_s)
+
+    def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float) -> None:
+        """Until so many of these workers have answered."""
+        desks = self.head.desks
+
+        def is_done() -> bool:
+            num_answered = sum(1 for worker in workers if desks[worker].answers)
+            if num_answered < num_workers:
+                self._raise_if_given_up(workers, len(workers) - num_workers)
+            return num_answered >= num_workers
+
+        self._wait(is_done, workers, timeout_s)
+
+    def wait_for_any(self, timeout_s: float) -> None:
+        """Until any worker has answered; as long as one is there or comes back there is hope."""
+        workers = range(self.num_workers)
+
+        def is_done() -> bool:
+            if any(desk.answers for desk in self.head.desks):
+                return True
+            self._raise_if_given_up(workers, self.num_workers - 1)
+            return False
+
+        self._wait(is_done, workers, timeout_s)
+
+    def problem(self, worker: int) -> str:
+        """Why a worker was last lost."""
+        return self.head.staffing.posts[worker].problem
+
+    def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float) -> None:
+        if not self.head.wait(is_done, timeout_s):
+            late = "; ".join(self._about(worker) for worker in workers if not self.head.desks[worker].answers)
+            raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}. Nothing is lost: make the same call again")
+
+    def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
+        gone = [
+            w for w in workers if self.head.staffing.posts[w].stage is Stage.GIVEN_UP and not self.head.desks[w].answers
+        ]
+        if len(gone) > num_spare:
+            lost = "; ".join(f"{self.head.name_of(w)}: {self.problem(w)}{self._log(w)}" for w in gone)
+            raise WorkerLost(f"lost, and replaced as often as max_worker_restarts allows: {lost}")
+
+    def _about(self, worker: int) -> str:
+        """What is known of a worker that should have answered."""
+        desk, post = self.head.desks[worker], self.head.staffing.posts[worker]
+        name = self.head.name_of(worker)
+        status = self._job.status(worker)
+        heard = "" if desk.member is None else f", heard of {time.monotonic() - desk.member.heard_s:.1f} s ago"
+        problem = f", last problem: {post.problem}" if post.problem else ""
+        detail = f" ({status.detail})" if status.detail else ""
+        place = f", log: {self._job.log_place(worker)}"
+        return f"{name} is {post.stage.value}{heard}{problem}, its process is {status.state.value}{detail}{place}"
+
+    def _log(self, worker: int) -> str:
+        log = self._job.log(worker).strip()
+        return f"\n-- the end of its log, {self._job.log_place(worker)}:\n{log}" if log else ""
+
+    def _worker_job(self, config: RunConfig, keys: RunKeys | None) -> WorkerJob:
+        argv = ("-m", "envfleet.cluster.worker", "--head", config.head_address or self.head.address)
+        return WorkerJob(
+            num_workers=self.num_workers,
+            argv=(*argv, "--silence-s", str(config.silence_s)),
+            environment={} if keys is None else {KEYS_VARIABLE: keys.for_workers()},
+            run_dir=self._folder,
+        )
+
+
+def _address(config: RunConfig, launcher: Launcher, folder: Path) -> str:
+    address = config.address
+    if address is None:
+        if not launcher.is_on_this_host:
+            raise UsageError("workers on other machines need an address= of this one that they can reach, tcp://host:0")
+        address = "ipc"
+    if address == "ipc":
+        return f"ipc://{folder}/head"
+    if not address.startswith("tcp://"):
+        raise UsageError(f"address must be 'ipc' or 'tcp://host:port'; got {address!r}")
+    port = address.rpartition(":")[2]
+    if not (port.isdecimal() and int(port) < 65536):
+        raise UsageError(f"address must end in a port, 0 for a free one; got {address!r}")
+    return address

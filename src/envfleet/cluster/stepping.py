@@ -1,0 +1,146 @@
+"""Stepping: the learner chooses the actions; resets and steps of remote envs, all of them or those of some workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.cluster.answers import Held
+from envfleet.cluster.messages import Reset, RowsReady, Step
+from envfleet.cluster.orders import Expected
+from envfleet.cluster.rollouts import RolloutForm, Rows
+from envfleet.cluster.run import Run
+from envfleet.contract.errors import EnvBusy, NotReset, UsageError
+
+Array = np.ndarray[Any, Any]
+StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
+
+EXPECTS_ROWS = Expected(RowsReady)
+
+
+class Stepping:
+    """Steps that were begun and not received. See Activity."""
+
+    def __init__(self, run: Run, form: RolloutForm) -> None:
+        """Nothing is begun."""
+        self._run = run
+        self._form = form
+        self._num_envs = run.num_workers * run.num_envs_per_worker
+        self._held: Held | None = None
+        self.in_flight: set[int] = set()  # workers
+        self._autoreset = ""
+        self.was_reset = False
+        self.last_workers: list[int] = []  # of the batch that was returned last
+
+    @property
+    def has_results_to_come(self) -> bool:
+        """Something was sent and not received."""
+        return bool(self.in_flight) or self._held is not None
+
+    def drop(self) -> None:
+        """See Activity."""
+        self.in_flight.clear()
+        self._held = None
+        self.was_reset = False
+
+    def send_reset(self, autoreset: str, seeds: list[int | None], options: Any, mask: Array | None) -> None:
+        """Begin to reset all envs, or those in `mask`. What was not received is dropped."""
+        if mask is not None and self.has_results_to_come:
+            raise EnvBusy(f"workers {sorted(self.in_flight)} have results to come: receive them before resetting some")
+        if mask is not None and not self.was_reset and not mask.all():
+            raise NotReset("the first reset() must reset all envs: call it without reset_mask")
+        if self.has_results_to_come:
+            self._run.begin(None)
+        self._run.begin(self)
+        self._autoreset = autoreset
+        orders: dict[int, Any] = {}
+        for worker in range(self._run.num_workers):
+            rows = self.rows_of(worker)
+            its_mask = None if mask is None else mask[rows].tolist()
+            orders[worker] = (_reset_order(autoreset, seeds[rows], options, its_mask), {})
+        self._run.head.issue(orders, EXPECTS_ROWS)
+        self.in_flight.update(orders)
+        self.was_reset = True
+
+    def send(self, actions: Any, env_ids: Array | None) -> None:
+        """Begin one step of all envs, or of those in `env_ids`: all envs of some workers."""
+        if not self.was_reset:
+            raise NotReset("call reset() or async_reset() before the first step() or send()")
+        if self._held is not None:
+            raise EnvBusy("a batch has not been received since an error was raised for it: call recv() first")
+        rows: Mapping[int, Any]
+        if env_ids is None:
+            rows = {worker: self.rows_of(worker) for worker in range(self._run.num_workers)}
+        else:
+            rows = self._workers_of(env_ids)
+        busy = sorted(self.in_flight & rows.keys())
+        if busy:
+            raise EnvBusy(f"the envs of workers {busy} have results to come: receive them before sending again")
+        leaves = [
+            np.ascontiguousarray(values, leaf.dtype)
+            for values, leaf in zip(
+                self._form.actions.require_batch(actions, len(rows) * self._run.num_envs_per_worker, "actions"),
+                self._form.actions.leaves,
+                strict=True,
+            )
+        ]
+        self._run.begin(self)
+        orders = {
+            worker: (self._step_order, {f"action.{index}": leaf[its_rows] for index, leaf in enumerate(leaves)})
+            for worker, its_rows in rows.items()
+        }
+        self._run.head.issue(orders, EXPECTS_ROWS)
+        self.in_flight.update(orders)
+
+    def recv(self, num_workers: int, timeout_s: float) -> StepResult:
+        """The rows of the `num_workers` workers that are ready first, in env order."""
+        if self._held is None:
+            self._run.wait_for_some(self.in_flight, num_workers, timeout_s)
+            self.last_workers = sorted(self._run.first_ready(self.in_flight)[:num_workers])
+            self.in_flight.difference_update(self.last_workers)
+            self._held = self._run.take(self.last_workers)
+            if self._held.is_incomplete:
+                held = self._held
+                self._run.begin(None)
+                held.take()
+        answers = self._held.take()
+        self._held = None
+        return self._form.join_rows([each.result for each in answers if isinstance(each.result, Rows)])
+
+    def _step_order(self, order: int, accepted: int) -> Step:
+        return Step(order=order, accepted=accepted, autoreset=self._autoreset)
+
+    def rows_of(self, worker: int) -> slice:
+        """The envs of a worker."""
+        return slice(worker * self._run.num_envs_per_worker, (worker + 1) * self._run.num_envs_per_worker)
+
+    def _workers_of(self, env_ids: Array) -> dict[int, Array]:
+        """Which rows of the caller's arrays are for which worker."""
+        if env_ids.ndim != 1 or env_ids.dtype.kind not in "iu" or not len(env_ids):
+            got = f"shape {env_ids.shape}, dtype {env_ids.dtype}"
+            raise UsageError(f"env_id must be a vector of env indices; got {got}")
+        if env_ids.min() < 0 or env_ids.max() >= self._num_envs:
+            raise UsageError(f"env_id must be between 0 and {self._num_envs - 1}; got {env_ids.tolist()}")
+        workers = env_ids // self._run.num_envs_per_worker
+        order = np.argsort(env_ids, kind="stable")
+        rows: dict[int, Array] = {}
+        for worker in np.unique(workers).tolist():
+            its_rows = order[workers[order] == worker]
+            its_envs = np.arange(self._num_envs)[self.rows_of(worker)]
+            if not np.array_equal(env_ids[its_rows], its_envs):
+                raise UsageError(
+                    f"env_id must name all envs of a worker, each once: envs {its_envs[0]} to {its_envs[-1]} of "
+                    f"worker {worker}; got {env_ids[its_rows].tolist()}"
+                )
+            rows[worker] = its_rows
+        return rows
+
+
+def _reset_order(
+    autoreset: str, seeds: list[int | None], options: Any, mask: list[bool] | None
+) -> Callable[[int, int], Reset]:
+    return lambda order, accepted: Reset(
+        order=order, accepted=accepted, autoreset=autoreset, seeds=seeds, options=options, mask=mask
+    )

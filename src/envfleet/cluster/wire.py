@@ -1,0 +1,169 @@
+"""The sockets of both ends: ipc in a private folder on one host, tcp with CURVE everywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq  # noqa: TID253 - only the cluster's own processes come here
+from zmq.utils import z85  # noqa: TID253
+
+from envfleet.cluster.messages import Limits
+from envfleet.contract.errors import ClusterError, UsageError
+
+# Plain numbers are quicker than enums.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+KEYS_VARIABLE = "ENVFLEET_KEYS"
+RUN_FOLDER_PREFIX = "envfleet-"
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a client may connect
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """The keys of one run: whoever does not have them can neither join nor read."""
+
+    head_public: bytes
+    head_secret: bytes
+    worker_public: bytes
+    worker_secret: bytes
+
+    @classmethod
+    def make(cls) -> RunKeys:
+        """New ones."""
+        return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
+
+    def for_workers(self) -> str:
+        """What a worker needs, as text for its environment: not the head's secret."""
+        return b" ".join((self.head_public, self.worker_public, self.worker_secret)).decode()
+
+
+def open_router(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, keys: RunKeys | None, silence_s: float
+) -> zmq.Socket[bytes]:
+    """The head's socket, bound; LAST_ENDPOINT says where."""
+    router = context.socket(zmq.ROUTER)
+    router.linger = 0
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # to hear of closed connections when sending
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again keeps its name
+    router.setsockopt(zmq.MAXMSGSIZE, Limits().frame_bytes)
+    _set_heartbeats(router, silence_s)
+    if address.startswith("tcp://"):
+        if keys is None:
+            raise UsageError("a tcp address needs keys")
+        router.curve_server = True
+        router.curve_secretkey = keys.head_secret
+        router.curve_publickey = keys.head_public
+        router.setsockopt(zmq.ZAP_DOMAIN, b"envfleet")
+        if ":[" in address or address.count(":") > 2:
+            router.setsockopt(zmq.IPV6, 1)
+    try:
+        router.bind(address)
+    except zmq.ZMQError as error:
+        router.close()
+        raise ClusterError(f"the head cannot bind to {address!r}: {error.strerror}") from error
+    return router
+
+
+def open_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, process: bytes, keys: str | None, silence_s: float
+) -> zmq.Socket[bytes]:
+    """A worker's socket, on its way to the head. `process` is the name it gives itself."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.setsockopt(zmq.ROUTING_ID, process)
+    dealer.setsockopt(zmq.MAXMSGSIZE, Limits().frame_bytes)
+    dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    _set_heartbeats(dealer, silence_s)
+    if address.startswith("ipc://"):
+        _require_private(Path(address.removeprefix("ipc://")).parent)
+    elif keys is None:
+        raise ClusterError(f"a worker needs the keys of the run to connect to {address}: set {KEYS_VARIABLE}")
+    else:
+        head_public, worker_public, worker_secret = keys.encode().split()
+        dealer.curve_serverkey = head_public
+        dealer.curve_publickey = worker_public
+        dealer.curve_secretkey = worker_secret
+    dealer.connect(address)
+    return dealer
+
+
+class Doorman:
+    """Answers ZeroMQ's question who may connect: only those who have the run's key."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: RunKeys) -> None:
+        """Must be there before the router is bound."""
+        self._allowed = z85.decode(keys.worker_public)
+        self.num_refused = 0
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(ZAP_ENDPOINT)
+
+    def answer(self) -> None:
+        """Answer all questions there are."""
+        while has_message(self.socket):
+            # version, request id, domain, address, identity, mechanism, credentials (the client's public key)
+            question = self.socket.recv_multipart(zmq.NOBLOCK)
+            is_allowed = len(question) == 7 and question[5] == b"CURVE" and question[6] == self._allowed
+            self.num_refused += not is_allowed
+            code, text = (b"200", b"OK") if is_allowed else (b"400", b"not a worker of this run")
+            self.socket.send_multipart([b"1.0", question[1], code, text, b"", b""])
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether something came. Quicker than to try, and to catch an exception."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
+    """One message; large frames are not copied. Raises zmq.Again if it cannot be sent now."""
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        socket.send(frame, _NOBLOCK if index == last else _MORE, copy=isinstance(frame, bytes))
+
+
+def recv_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """One message that has come, without a copy."""
+    frames = [socket.recv(_NOBLOCK, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(_NOBLOCK, copy=False))
+    return frames
+
+
+def make_run_folder() -> Path:
+    """A folder for one run, closed to all other users."""
+    return Path(tempfile.mkdtemp(prefix=RUN_FOLDER_PREFIX))
+
+
+def remove_run_folder(folder: Path) -> None:
+    """Only a folder that we made, and only what we put there."""
+    if not folder.name.startswith(RUN_FOLDER_PREFIX):
+        return
+    for pattern in ("head", "worker-*.log"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody has put something else there
+        folder.rmdir()
+
+
+def _set_heartbeats(socket: zmq.Socket[bytes], silence_s: float) -> None:
+    """ZeroMQ's own threads ask each other whether they are there: no env and no GIL can keep them from it."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, int(silence_s * 1000 / 3))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(silence_s * 1000))
+
+
+def _require_private(folder: Path) -> None:
+    """Whoever can make a socket there can send us code: it must be ours alone."""
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise ClusterError(f"the head's folder is not there: {error}") from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ClusterError(f"{folder} must belong to this user, and be closed to all others (mode 0700)")

@@ -1,0 +1,244 @@
+"""The worker: one pool, one local copy of the policy, one connection to the head. `python -m envfleet.cluster.worker`
+
+Carries out the head's orders one after the other, and answers each. What fails in the user's code is an answer, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from envfleet.cluster.collector import PolicyError
+from envfleet.cluster.link import Cancelled, Leave, Link
+from envfleet.cluster.messages import (
+    Call,
+    Collect,
+    NotReady,
+    OrderCancelled,
+    OrderFailed,
+    Ready,
+    Reset,
+    RolloutReady,
+    SetAttr,
+    Step,
+    ValuesReady,
+    Welcome,
+)
+from envfleet.cluster.spaces_wire import describe_space
+from envfleet.cluster.sync import SyncRule
+from envfleet.cluster.values_wire import from_plain, to_plain
+from envfleet.cluster.wire import KEYS_VARIABLE
+from envfleet.cluster.worker_pool import WorkerPool, plain_parts, sendable
+from envfleet.contract.errors import EnvFailed, PoolTimeout
+from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.policies.adapting import build_policy
+from envfleet.policies.torch_module import prepare_worker
+from envfleet.pool.cpus import usable_cpus
+from envfleet.pool.tolerant_output import tolerate_full_disk
+
+logger = logging.getLogger("envfleet.worker")
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+
+class Worker:
+    """Carries out orders."""
+
+    def __init__(self, link: Link, welcome: Welcome, arrays: Arrays) -> None:
+        """Build the pool that the head wants."""
+        self._link = link
+        self._sync: SyncRule = welcome.sync
+        self._pool = WorkerPool(welcome, arrays)
+        self._held = _HeldPolicy()
+
+    def run(self) -> NoReturn:
+        """Until the head says stop, or is gone."""
+        self._say_ready()
+        while True:
+            order, arrays = self._link.next_order()
+            try:
+                self._carry_out(order, arrays)
+            except (Leave, KeyboardInterrupt):
+                raise
+            except Cancelled:
+                self._link.answer(OrderCancelled(order=order.order))
+            except PolicyError as error:
+                self._fail(order.order, "policy", error)
+            except Exception as error:
+                if isinstance(error, PoolTimeout):
+                    self._pool.close()  # its envs hang; there will be new ones
+                self._fail(order.order, "env" if isinstance(error, EnvFailed | PoolTimeout) else "order", error)
+
+    def close(self) -> None:
+        """Close the pool."""
+        self._pool.close()
+
+    def _say_ready(self) -> None:
+        pool = self._pool.envs
+        obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
+        actions, action_arrays = describe_space(pool.single_action_space, "action_space")
+        metadata = {key: value for key, value in pool.metadata.items() if key != "autoreset_mode"}
+        ready = Ready(
+            observation_space=obs, action_space=actions, metadata=plain_parts(metadata, "metadata"), backend=""
+        )
+        self._link.say_ready(ready, {**obs_arrays, **action_arrays})
+
+    def _carry_out(self, order: Any, arrays: Arrays) -> None:
+        link = self._link
+        if order.order <= link.cancelled_through:
+            raise Cancelled
+        if isinstance(order, Step):
+            link.answer(*self._pool.step(order, arrays))
+        elif isinstance(order, Collect):
+            link.answer(*self._collect(order))
+        elif isinstance(order, Reset):
+            link.answer(*self._pool.reset(order))
+        elif isinstance(order, Call):
+            values = self._pool.envs.call(order.name, *from_plain(order.args), **from_plain(order.kwargs))
+            plain = to_plain(list(values), f"the result of {order.name!r}")
+            link.answer(ValuesReady(order=order.order, values=plain))
+        elif isinstance(order, SetAttr):
+            self._pool.envs.set_attr(order.name, from_plain(order.values))
+            link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+
+    def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
+        policy = self._policy_for(order)
+        started_s = time.monotonic()
+        failures: list[Exception] = []
+        arrays = self._pool.collector().collect(policy, order.num_steps, failures, lambda: self._between_steps(order))
+        ready = RolloutReady(
+            order=order.order,
+            version=self._held.version,
+            seconds=time.monotonic() - started_s,
+            failures=[self._pool.failure(each) for each in failures],
+        )
+        return ready, arrays
+
+    def _between_steps(self, order: Collect) -> None:
+        self._link.look()
+        if order.order <= self._link.cancelled_through:
+            raise Cancelled
+
+    def _policy_for(self, order: Collect) -> Policy:
+        """The local copy, brought up to date if the rule says so."""
+        link, held = self._link, self._held
+        link.drain()
+        newest, divergence = link.version, link.divergence
+        if order.version > newest:
+            newest, divergence = order.version, order.divergence
+        must_build = held.policy is None or held.code_id < order.code_id
+        if must_build:
+            held.build(*link.pull_code(held.code_id, order.order))
+        if must_build or self._sync.should_pull(newest - held.version, divergence):
+            weights, arrays = link.pull_weights(held.version, order.order)
+            while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
+                held.build(*link.pull_code(held.code_id, order.order))
+                weights, arrays = link.pull_weights(held.version, order.order)
+            held.load(weights, arrays)
+        assert held.policy is not None
+        return held.policy
+
+    def _fail(self, order: int, kind: str, error: BaseException) -> None:
+        logger.warning("order %d failed", order, exc_info=error)
+        text = sendable("".join(traceback.format_exception(error)))
+        line = sendable(str(error) if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}")
+        failures = [self._pool.failure(error)] if isinstance(error, EnvFailed) else []
+        self._link.answer(OrderFailed(order=order, kind=kind, error=line, traceback=text, failures=failures))
+
+
+class _HeldPolicy:
+    """The worker's copy of the policy, and which one it is."""
+
+    def __init__(self) -> None:
+        self.policy: Policy | None = None
+        self.code_id = 0
+        self.version = -1
+
+    def build(self, message: Any, arrays: Arrays) -> None:
+        self.policy, self.version = None, -1
+        pickled = arrays.get("pickled")
+        code = PolicyCode(
+            pickled=None if pickled is None else pickled.tobytes(),
+            factory=message.factory,
+            kwargs=from_plain(message.kwargs),
+        )
+        try:
+            policy = build_policy(code)
+        except Exception as error:
+            raise PolicyError(f"the policy cannot be built here: {type(error).__name__}: {error}") from error
+        prepare_worker(usable_cpus())
+        self.policy, self.code_id = policy, message.code_id
+
+    def load(self, message: Any, arrays: Arrays) -> None:
+        assert self.policy is not None
+        try:
+            if arrays:  # a policy by its import path may bring its own
+                self.policy.set_weights(arrays)
+        except Exception as error:
+            self.policy = None  # half of the new weights may be in it
+            raise PolicyError(f"the policy refused its weights: {type(error).__name__}: {error}") from error
+        self.version = message.version
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one worker until its head is done with it."""
+    parser = argparse.ArgumentParser(prog="python -m envfleet.cluster.worker", description=main.__doc__)
+    parser.add_argument("--head", required=True, help="address of the head")
+    parser.add_argument("--silence-s", type=float, default=30.0, help="close a connection that is silent for so long")
+    parser.add_argument("--worker", type=int, required=True, help="which worker of the run this is, from 0")
+    arguments = parser.parse_args(argv)
+    tolerate_full_disk()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    _keep_to_cpus()
+    link = Link(arguments.head, arguments.worker, os.environ.pop(KEYS_VARIABLE, None), arguments.silence_s)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(link, "leave_because", "SIGTERM"))
+    why = "an error of its own"
+    try:
+        why = _serve(link)
+    except Leave as leave:
+        why = str(leave)
+    finally:
+        logger.info("leaving: %s", why)
+        link.close(why)
+    return 0
+
+
+def _serve(link: Link) -> str:
+    welcome, arrays = link.join()
+    try:
+        worker = Worker(link, welcome, arrays)
+    except (Leave, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        logger.exception("the pool cannot be built")
+        line = sendable(f"{type(error).__name__}: {error}")
+        link.say(NotReady(error=line, traceback=sendable("".join(traceback.format_exception(error)))))
+        return line
+    try:
+        worker.run()
+    finally:
+        worker.close()
+
+
+def _keep_to_cpus() -> None:
+    """The launcher says which CPUs are this worker's: pool and policy count those."""
+    cpus = os.environ.get("ENVFLEET_CPUS")
+    if cpus:
+        try:
+            os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+        except (OSError, ValueError) as error:
+            logger.warning("this worker cannot keep to CPUs %s: %s", cpus, error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

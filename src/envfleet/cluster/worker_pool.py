@@ -1,0 +1,236 @@
+"""WorkerPool: a worker's pool as the head sees it: reset, step and rollouts in any mode, also after a loss."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envfleet.cluster.collector import Collector
+from envfleet.cluster.messages import EnvFailure, PoolPlan, Reset, RowsReady, Step, Welcome
+from envfleet.cluster.rollouts import FIXED
+from envfleet.cluster.values_wire import NotPlain, from_plain, to_plain
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvSpec
+from envfleet.pool.making import make
+from envfleet.pool.pool import EnvPool
+
+logger = logging.getLogger("envfleet.worker")
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+LOST = "the worker that ran it was lost"
+
+
+class Episodes(enum.Enum):
+    """How it is with the episodes of this worker's envs."""
+
+    NONE = enum.auto()  # never reset since the pool was built
+    CUT_SHORT = enum.auto()  # the head was told that they ended with the process before this one; to be reset next
+    FRESH = enum.auto()  # reset by the head, and not stepped since
+    RUNNING = enum.auto()
+
+
+class WorkerPool:
+    """Builds the pool, and builds it anew where another autoreset mode is needed."""
+
+    def __init__(self, welcome: Welcome, arrays: Arrays) -> None:
+        """An env that cannot be built raises here."""
+        self._plan = welcome.plan
+        self._env, self._env_kwargs = _env_of(welcome.plan, arrays)
+        self._seed = _first_seed(welcome.plan, welcome.epoch)
+        self._autoreset = Autoreset(welcome.plan.autoreset)
+        self._reset_arguments: dict[str, Any] = {}
+        self._last_obs: Any = None
+        self._collector: Collector | None = None
+        self._episodes = Episodes.NONE
+        self._build()
+
+    def close(self) -> None:
+        """Close the envs."""
+        self.envs.close()
+
+    def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
+        """A row for each env."""
+        if self.envs.closed or Autoreset(order.autoreset) is not self._autoreset:
+            self._rebuild(Autoreset(order.autoreset))
+        options = from_plain(order.options)
+        is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
+        if is_partial and not any(order.mask or ()):
+            return self._rows(order.order, self._last_obs, _zeros(self.envs.num_envs), {}, [])
+        if is_partial:
+            options = {**(options or {}), "reset_mask": np.array(order.mask)}
+        failures: list[Exception] = []
+        arguments = {"seed": order.seeds, "options": options}
+        result = _received(lambda: self.envs.reset(**arguments), self.envs, failures)
+        obs, info = result if len(result) == 2 else (result[0], result[4])
+        self._episodes = Episodes.RUNNING if is_partial else Episodes.FRESH
+        self._reset_arguments, self._collector = arguments, None
+        return self._rows(order.order, obs, _zeros(self.envs.num_envs), info, failures)
+
+    def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
+        """A row for each env."""
+        if self.envs.closed or Autoreset(order.autoreset) is not self._autoreset:
+            self._rebuild(Autoreset(order.autoreset))
+        if self._episodes is Episodes.NONE:
+            return self._rows_after_loss(order.order)
+        if self._episodes is Episodes.CUT_SHORT:
+            if self._autoreset is Autoreset.DISABLED:
+                raise StepOnEndedEpisode(f"the episodes have ended: {LOST}; reset before the next step()")
+            obs, info = self.envs.reset()
+            self._episodes = Episodes.RUNNING
+            return self._rows(order.order, obs, _zeros(self.envs.num_envs), info, [])
+        self._episodes, self._collector = Episodes.RUNNING, None
+        actions = self._actions.unflatten([arrays[f"action.{index}"] for index in range(len(self._actions.leaves))])
+        failures: list[Exception] = []
+        obs, rewards, terminated, truncated, info = _received(lambda: self.envs.step(actions), self.envs, failures)
+        fixed = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+        return self._rows(order.order, obs, fixed, info, failures)
+
+    def collector(self) -> Collector:
+        """Ready for a rollout. Envs that were reset and not stepped since begin where they are."""
+        if self.envs.closed or self._autoreset is not Autoreset.SAME_STEP:
+            was_fresh = self._episodes is Episodes.FRESH
+            self._rebuild(Autoreset.SAME_STEP)
+            obs = self.envs.reset(**self._reset_arguments if was_fresh else {})[0]
+            self._collector = Collector(self.envs, obs)
+        elif self._collector is None:
+            obs = self._last_obs if self._episodes is Episodes.FRESH else self.envs.reset()[0]
+            self._collector = Collector(self.envs, obs)
+        self._episodes = Episodes.RUNNING
+        return self._collector
+
+    def failure(self, error: Exception) -> EnvFailure:
+        """What the head is told of an env that failed."""
+        return EnvFailure(
+            kind=type(error).__name__,
+            env_id=self._plan.first_env_id + getattr(error, "env_id", 0),
+            error=sendable(str(error.args[0]) if error.args else str(error)),
+            traceback=sendable(getattr(error, "child_traceback", "")),
+            seed=getattr(error, "seed", None),
+            last_action=sendable(str(getattr(error, "last_action", None))),
+        )
+
+    # -- inside --
+
+    def _build(self) -> None:
+        plan = self._plan
+        self.envs: EnvPool = make(
+            self._env,
+            plan.num_envs,
+            backend=plan.backend,  # type: ignore[arg-type]  # make() checks it
+            autoreset_mode=self._autoreset,
+            seed=self._seed,
+            env_kwargs=self._env_kwargs,
+            max_episode_steps=plan.max_episode_steps,
+            num_workers=plan.num_workers,
+            on_env_error="raise" if plan.max_env_restarts is None else "restart",
+            max_env_restarts=plan.max_env_restarts or 0,
+            render_mode=plan.render_mode,
+            timeout_s=plan.timeout_s,
+            start_timeout_s=plan.start_timeout_s,
+        )
+        self._obs = SpaceTree(self.envs.single_observation_space)
+        self._actions = SpaceTree(self.envs.single_action_space)
+        self._episodes = Episodes.NONE
+        self._collector = None
+
+    def _rebuild(self, autoreset: Autoreset) -> None:
+        if self._episodes is Episodes.RUNNING and not self.envs.closed:
+            logger.info("the pool is built anew for autoreset mode %s: running episodes end here", autoreset.name)
+        self.envs.close()
+        self._autoreset = autoreset
+        self._build()
+
+    def _rows_after_loss(self, order: int) -> tuple[RowsReady, Arrays]:
+        """The order was for a process that is lost, and its episodes with it: they are cut short here."""
+        num_envs = self.envs.num_envs
+        everybody = np.ones(num_envs, np.bool_)
+        error = {"env_error": np.full(num_envs, LOST, dtype=object), "_env_error": everybody}
+        leaves = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._obs.leaves]
+        if self._autoreset is Autoreset.SAME_STEP:
+            final_obs = np.empty(num_envs, dtype=object)
+            for row in range(num_envs):
+                final_obs[row] = self._obs.unflatten([leaf[row] for leaf in leaves])
+            obs, info = self.envs.reset()
+            finals = {"final_obs": final_obs, "_final_obs": everybody, "final_info": error, "_final_info": everybody}
+            info = {**info, **error, **finals}
+            self._episodes = Episodes.RUNNING
+        else:
+            obs, info = self._obs.unflatten(leaves), error
+            self._episodes = Episodes.CUT_SHORT
+        ready, arrays = self._rows(order, obs, {**_zeros(num_envs), "truncated": everybody}, info, [])
+        return RowsReady(order=order, info=ready.info, is_after_loss=True), arrays
+
+    def _rows(
+        self, order: int, obs: Any, fixed: Arrays, info: dict[str, Any], failures: list[Exception]
+    ) -> tuple[RowsReady, Arrays]:
+        self._last_obs = obs
+        arrays = {f"obs.{index}": leaf for index, leaf in enumerate(self._obs.flatten(obs))}
+        told = [self.failure(each) for each in failures]
+        return RowsReady(order=order, info=plain_parts(info, "info"), failures=told), {**arrays, **fixed}
+
+
+def plain_parts(values: Mapping[str, Any], name: str) -> Any:
+    """What of a dictionary can cross the wire; what cannot is left out, and the log says so once."""
+    try:
+        return to_plain(dict(values), name)
+    except NotPlain:
+        kept = {}
+        for key, value in values.items():
+            try:
+                to_plain(value, f"{name}[{key!r}]")
+                kept[key] = value
+            except NotPlain as error:
+                if str(error) not in _told:
+                    _told.add(str(error))
+                    logger.warning("left out, since the head takes plain values only: %s", error)
+        return to_plain(kept, name)
+
+
+_told: set[str] = set()
+
+
+def sendable(text: str) -> str:
+    """Text of the user's code, which may hold half characters, as the wire can carry it."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception]) -> Any:
+    """The result of a reset or step. Envs that failed have rows all the same; who asked hears of them."""
+    try:
+        return call()
+    except (EnvFailed, StepOnEndedEpisode) as error:
+        failures.append(error)
+    while True:
+        try:
+            return envs.recv()
+        except (EnvFailed, StepOnEndedEpisode) as error:
+            failures.append(error)
+
+
+def _zeros(num_envs: int) -> dict[str, Array]:
+    return {name: np.zeros(num_envs, dtype) for name, dtype in FIXED.items()}
+
+
+def _env_of(plan: PoolPlan, arrays: Arrays) -> tuple[Any, Any]:
+    """The env, and the arguments of each."""
+    if "env" in arrays:
+        env, kwargs = cloudpickle.loads(arrays["env"].tobytes())  # of the head, over an authenticated connection
+        return env, kwargs
+    spec = EnvSpec(id=plan.env_id, factory=plan.env_factory)
+    return spec, None if plan.env_kwargs is None else [from_plain(each) for each in plan.env_kwargs]
+
+
+def _first_seed(plan: PoolPlan, epoch: int) -> int | None:
+    """A replacement gets seeds of its own, the same ones in each run: those of the lost episodes are used up."""
+    if plan.seed is None:
+        return None
+    seed = plan.seed + plan.first_env_id
+    return seed if epoch == 1 else int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])

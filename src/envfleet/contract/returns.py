@@ -1,0 +1,121 @@
+"""Advantages and targets from rollouts: GAE, and V-trace for data that is older than the policy. Pure NumPy.
+
+T steps of N envs, time first. Where an episode ends, its return is not continued by the next episode's; where it was
+only cut off (truncated, not terminated), the value of its final observation stands for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envfleet.contract.errors import UsageError
+from envfleet.contract.rollout import Rollout
+
+Array = np.ndarray[Any, Any]
+
+
+class Gae(NamedTuple):
+    """Generalized advantage estimates."""
+
+    advantages: NDArray[np.float64]  # [T, N]
+    returns: NDArray[np.float64]  # [T, N] advantages + values: targets for the values
+
+
+class Vtrace(NamedTuple):
+    """V-trace's targets and advantages (Espeholt et al., 2018)."""
+
+    value_targets: NDArray[np.float64]  # [T, N]
+    advantages: NDArray[np.float64]  # [T, N] for the policy gradient, weighted by the clipped rho
+
+
+def gae(
+    rewards: Array,  # [T, N]
+    values: Array,  # [T, N] of the observation before each step
+    next_values: Array,  # [N] of the observation after the last step
+    terminated: Array,  # [T, N] bool
+    truncated: Array,  # [T, N] bool
+    final_values: Array,  # [T, N] of the final observation, where an episode ended; elsewhere ignored
+    *,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+) -> Gae:
+    """Generalized advantage estimation (Schulman et al., 2016)."""
+    following, ended = _following_values(rewards, values, next_values, terminated, truncated, final_values)
+    deltas = rewards + gamma * following - values
+    advantages = np.empty_like(deltas)
+    running = np.zeros(deltas.shape[1:])
+    for t in reversed(range(len(deltas))):
+        running = deltas[t] + gamma * lam * np.where(ended[t], 0.0, running)
+        advantages[t] = running
+    return Gae(advantages, advantages + values)
+
+
+def gae_of(rollout: Rollout, *, gamma: float = 0.99, lam: float = 0.95) -> Gae:
+    """gae() of a rollout, with the values that the policy gave when it acted."""
+    values, next_values, final_values = rollout.extras.get("values"), rollout.next_values, rollout.final_values
+    if values is None or next_values is None or final_values is None:
+        raise UsageError(
+            "GAE needs values: the policy's act() must give extras['values'], and its values() must not be None; "
+            f"extras of this rollout: {', '.join(rollout.extras) or 'none'}"
+        )
+    rewards, terminated, truncated = rollout.rewards, rollout.terminations, rollout.truncations
+    return gae(rewards, values, next_values, terminated, truncated, final_values, gamma=gamma, lam=lam)
+
+
+def vtrace(
+    behaviour_log_probs: Array,  # [T, N] of the actions, by the policy that took them
+    target_log_probs: Array,  # [T, N] of the same actions, by the learner's policy
+    rewards: Array,  # [T, N]
+    values: Array,  # [T, N] by the learner
+    next_values: Array,  # [N]
+    terminated: Array,  # [T, N] bool
+    truncated: Array,  # [T, N] bool
+    final_values: Array,  # [T, N], as for gae()
+    *,
+    gamma: float = 0.99,
+    lam: float = 1.0,
+    max_rho: float = 1.0,
+    max_c: float = 1.0,
+) -> Vtrace:
+    """V-trace: how to learn from the actions of an older policy."""
+    _require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
+    following, ended = _following_values(rewards, values, next_values, terminated, truncated, final_values)
+    with np.errstate(over="ignore"):  # a ratio of infinity is clipped like any other
+        ratios = np.exp(np.asarray(target_log_probs, np.float64) - behaviour_log_probs)
+    rhos = np.minimum(ratios, max_rho)
+    traces = lam * np.minimum(ratios, max_c)
+    deltas = rhos * (rewards + gamma * following - values)
+    corrections = np.empty_like(deltas)  # v_t - V(x_t)
+    running = np.zeros(deltas.shape[1:])
+    for t in reversed(range(len(deltas))):
+        running = deltas[t] + gamma * traces[t] * np.where(ended[t], 0.0, running)
+        corrections[t] = running
+    targets = values + corrections
+    # The target of the next observation; where none follows in this episode, its value (0 after a termination).
+    next_targets = np.concatenate([targets[1:], np.asarray(next_values, np.float64)[None]])
+    next_targets = np.where(ended, following, next_targets)
+    return Vtrace(targets, rhos * (rewards + gamma * next_targets - values))
+
+
+def _following_values(
+    rewards: Array, values: Array, next_values: Array, terminated: Array, truncated: Array, final_values: Array
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The value of what follows each step within its episode, and where episodes end."""
+    _require_shapes(rewards, values=values, terminated=terminated, truncated=truncated, final_values=final_values)
+    if np.shape(next_values) != np.shape(rewards)[1:]:
+        raise UsageError(f"next_values must have shape {np.shape(rewards)[1:]}; got {np.shape(next_values)}")
+    ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
+    following = np.concatenate([np.asarray(values, np.float64)[1:], np.asarray(next_values, np.float64)[None]])
+    following = np.where(ended, final_values, following)
+    return np.where(terminated, 0.0, following), ended
+
+
+def _require_shapes(rewards: Array, **arrays: Array) -> None:
+    if np.ndim(rewards) < 1 or len(rewards) < 1:
+        raise UsageError(f"rewards must have shape [T, N] with T at least 1; got {np.shape(rewards)}")
+    for name, array in arrays.items():
+        if np.shape(array) != np.shape(rewards):
+            raise UsageError(f"{name} must have the shape of rewards, {np.shape(rewards)}; got {np.shape(array)}")

@@ -1,0 +1,70 @@
+"""RunStats: counters of a cluster that anybody may read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """What one worker has done so far. Bytes are counted at the head, arrays and headers."""
+
+    worker: int
+    stage: str  # "starting", "present", "lost", "given up"
+    host: str
+    pid: int | None
+    num_steps: int  # env steps that the head accepted
+    steps_per_s: float  # while it was collecting or stepping: of its last ten answers
+    version: int  # of the policy in its last rollout
+    lag: int
+    divergence: float | None  # None: not measured
+    num_rollouts: int
+    num_pulls: int
+    weight_bytes: int
+    rollout_bytes: int
+    announcement_bytes: int
+    num_restarts: int
+    problem: str  # the last one
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """A cluster at one moment."""
+
+    workers: tuple[WorkerStats, ...]
+    version: int  # of the newest policy
+    num_refused: Mapping[str, int]  # messages that were dropped, by reason
+
+    @property
+    def num_steps(self) -> int:
+        """Env steps that the head accepted."""
+        return sum(each.num_steps for each in self.workers)
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        present = sum(each.stage == "present" for each in self.workers)
+        weights, rollouts = (
+            sum(each.weight_bytes for each in self.workers),
+            sum(each.rollout_bytes for each in self.workers),
+        )
+        lag = max((each.lag for each in self.workers), default=0)
+        return (
+            f"{present}/{len(self.workers)} workers, {sum(each.steps_per_s for each in self.workers):,.0f} steps/s, "
+            f"{self.num_steps:,} steps, version {self.version}, lag {lag}, "
+            f"{sum(each.num_pulls for each in self.workers)} pulls, {_bytes(weights)} of weights, "
+            f"{_bytes(rollouts)} of rollouts, {sum(each.num_restarts for each in self.workers)} restarts"
+        )
+
+    def __str__(self) -> str:
+        """The summary."""
+        return self.summary
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

@@ -1,0 +1,1 @@
+"""Start one command many times, somewhere."""

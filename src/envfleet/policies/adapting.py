@@ -1,0 +1,159 @@
+"""From what the user calls an agent to a Policy, its code and its weights; and back to a Policy on a worker."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envfleet.contract.errors import UsageError
+from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.policies.by_path import PolicySpec, imported
+from envfleet.policies.functions import FunctionPolicy
+from envfleet.policies.torch_module import TorchPolicy, state_arrays, tensor_arrays
+
+Array = np.ndarray[Any, Any]
+
+METHODS = ("act", "log_prob", "values", "get_weights", "set_weights")
+
+
+def is_policy_like(agent: Any) -> bool:
+    """Whether this is meant as an agent, not as actions. It may still be one that as_policy() refuses."""
+    if isinstance(agent, (np.ndarray, np.generic, list, Mapping, int, float, str, bytes, type)):
+        return False
+    return isinstance(agent, (PolicySpec, Policy)) or _is_function_pair(agent) or _is_torch_module(agent)
+
+
+def as_policy(agent: Any) -> Policy:
+    """The agent as a Policy. It shares its weights with the agent, except that of a PolicySpec, which is built here."""
+    if isinstance(agent, Policy) and not isinstance(agent, type):
+        return agent
+    if isinstance(agent, PolicySpec):
+        policy = _built(agent.factory, agent.kwargs)
+        if agent.weights is not None:
+            policy.set_weights(weights_of(agent))
+        return policy
+    if _is_torch_module(agent) and hasattr(agent, "get_action_and_value"):
+        return TorchPolicy(agent)
+    if _is_function_pair(agent):
+        return FunctionPolicy(*agent)
+    raise UsageError(
+        f"an agent is a Policy ({', '.join(METHODS)}), a torch module with get_action_and_value(obs, action=None), "
+        f"a pair of functions (act, log_prob), or a PolicySpec; got {_described(agent)}"
+    )
+
+
+def code_of(agent: Any) -> PolicyCode:
+    """How workers build their copy: the path of a PolicySpec, or else a pickle, in which tensors are on the CPU.
+
+    Classes and functions of __main__ and of notebooks are pickled by value, those of other modules by name.
+    """
+    if isinstance(agent, PolicySpec):
+        return PolicyCode(factory=agent.factory, kwargs=dict(agent.kwargs))
+    policy = as_policy(agent)
+    pickled = io.BytesIO()
+    try:
+        _CpuPickler(pickled).dump(partial(as_policy, policy))
+    except Exception as error:  # whatever the user's own __reduce__ or __getstate__ may raise
+        raise UsageError(
+            f"this agent ({_described(agent)}) cannot be pickled for the workers: {type(error).__name__}: {error}. "
+            f"Keep what cannot travel (files, loggers, envs, locks) out of it, or hand over a PolicySpec"
+        ) from error
+    return PolicyCode(pickled=pickled.getvalue())
+
+
+def weights_of(agent: Any) -> dict[str, Array]:
+    """The agent's present weights as CPU arrays, which may be views. Empty: there is nothing to publish."""
+    if not isinstance(agent, PolicySpec):
+        return as_policy(agent).get_weights()
+    source = agent.weights
+    if source is None:
+        return {}
+    if isinstance(source, Mapping):
+        torch = sys.modules.get("torch")
+        tensors = {name: each for name, each in source.items() if torch is not None and isinstance(each, torch.Tensor)}
+        arrays = tensor_arrays(tensors) if tensors else {}
+        return {name: arrays[name] if name in arrays else np.asarray(each) for name, each in source.items()}
+    if _is_torch_module(source) and not isinstance(source, Policy):
+        return state_arrays(getattr(source, "_orig_mod", source))
+    return as_policy(source).get_weights()
+
+
+def build_policy(code: PolicyCode) -> Policy:
+    """Make a worker's copy of the policy. The code comes from the head, whom the worker trusts."""
+    if code.pickled is not None:
+        try:
+            make: Callable[[], Policy] = cloudpickle.loads(code.pickled)
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"the policy cannot be unpickled here: {type(error).__name__}: {error}. Its module must be "
+                f"installed, or on PYTHONPATH, on every worker; or call cloudpickle.register_pickle_by_value(module) "
+                f"at the head, which sends the code along"
+            ) from error
+        return make()
+    if code.factory is None:
+        raise UsageError("this PolicyCode has neither a pickle nor a factory")
+    return _built(code.factory, code.kwargs)
+
+
+class _CpuPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Tensors and torch.device values on accelerators become those of the CPU; the originals stay where they are."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if isinstance(thing, torch.device) and thing.type != "cpu":
+                return torch.device, ("cpu",)
+            # A parameter is pickled as its .data, which comes by here in its turn.
+            is_plain = isinstance(thing, torch.Tensor) and not isinstance(thing, torch.nn.Parameter)
+            if is_plain and not thing.is_cpu:
+                return thing.detach().cpu().requires_grad_(thing.requires_grad).__reduce_ex__(2)
+        return super().reducer_override(thing)
+
+
+def _built(factory: str, kwargs: Mapping[str, Any]) -> Policy:
+    try:
+        make = imported(factory)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"the policy's factory {factory!r} cannot be imported: {type(error).__name__}: {error}. Its module must be "
+            f"installed, or on PYTHONPATH, on every worker"
+        ) from error
+    made = make(**kwargs)
+    try:
+        return as_policy(made)
+    except UsageError as error:
+        raise UsageError(f"what the factory {factory!r} returned is no agent: {error}") from error
+
+
+def _is_torch_module(agent: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a module has imported torch
+    return torch is not None and hasattr(torch, "nn") and isinstance(agent, torch.nn.Module)
+
+
+def _is_function_pair(agent: Any) -> bool:
+    """A pair of torch modules (actor and critic, say) is none: they do not take arrays."""
+    if not isinstance(agent, tuple) or len(agent) != 2:
+        return False
+    return all(callable(each) and not _is_torch_module(each) for each in agent)
+
+
+def _described(agent: Any) -> str:
+    if isinstance(agent, type):
+        return f"the class {agent.__qualname__}, not an object of it"
+    kind = type(agent).__name__
+    if isinstance(agent, tuple):
+        return f"a tuple of {', '.join(type(part).__name__ for part in agent) or 'nothing'}"
+    if _is_torch_module(agent) and not hasattr(agent, "get_action_and_value"):
+        return f"{kind}, a torch module without get_action_and_value"
+    if hasattr(agent, "get_action_and_value") and not _is_torch_module(agent):
+        return f"{kind}, which has get_action_and_value but is no torch.nn.Module"
+    has = [name for name in METHODS if hasattr(agent, name)]
+    if has and len(has) < len(METHODS):
+        return f"{kind}, which lacks {', '.join(name for name in METHODS if name not in has)}"
+    return kind

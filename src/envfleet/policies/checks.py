@@ -1,0 +1,56 @@
+"""What is checked of every policy's arrays, whatever the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.contract.errors import UsageError
+
+Array = np.ndarray[Any, Any]
+
+
+def num_rows_of(tree: Any) -> int:
+    """B of a tree of [B, ...]. A tuple of objects (a batch of a Text space, say) has a row for each."""
+    if isinstance(tree, np.ndarray):
+        return len(tree)
+    if isinstance(tree, Mapping) and tree:
+        return num_rows_of(next(iter(tree.values())))
+    if isinstance(tree, tuple) and tree and isinstance(tree[0], (np.ndarray, Mapping, tuple)):
+        return num_rows_of(tree[0])
+    return len(tree)
+
+
+def require_rows(array: Array, num_rows: int, name: str) -> Array:
+    """`array` with shape [B]; [B, 1] is taken as well."""
+    shape = array.shape
+    if shape == (num_rows,):
+        return array
+    if shape == (num_rows, 1):
+        return array.reshape(num_rows)
+    per_dimension = name == "log_probs" and len(shape) > 1 and shape[0] == num_rows
+    advice = ": sum the log-probs over the dimensions of the action, as in log_prob.sum(1)" if per_dimension else ""
+    raise UsageError(f"{name} of the policy must have shape ({num_rows},) or ({num_rows}, 1); got {shape}{advice}")
+
+
+def require_weights(given: Mapping[str, Array], own_shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """`given` has exactly the names and shapes that this copy of the policy has."""
+    wrong = []
+    if missing := [name for name in own_shapes if name not in given]:
+        wrong.append(f"missing: {_listed(missing)}")
+    if unexpected := [name for name in given if name not in own_shapes]:
+        wrong.append(f"unexpected: {_listed(unexpected)}")
+    if misshaped := [
+        f"{name} {np.shape(given[name])} instead of {shape}"
+        for name, shape in own_shapes.items()
+        if name in given and np.shape(given[name]) != shape
+    ]:
+        wrong.append(f"of another shape: {_listed(misshaped)}")
+    if wrong:
+        raise UsageError(f"these weights are not this policy's; {'; '.join(wrong)}")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

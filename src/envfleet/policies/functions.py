@@ -1,0 +1,100 @@
+"""FunctionPolicy: a policy made of plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.contract.errors import UsageError
+from envfleet.contract.policy import Acted
+from envfleet.policies.checks import num_rows_of, require_rows, require_weights
+
+Array = np.ndarray[Any, Any]
+
+
+class FunctionPolicy:
+    """Plain functions as a policy.
+
+    `act(obs)` gives `actions`, `(actions, log_probs)` or `(actions, log_probs, extras)`; where the actions are
+    themselves a tuple (of a Tuple space), it must be one of the last two. Without `weights` the functions are
+    `act(obs)`, `log_prob(obs, actions)` and `values(obs)`; with them, each gets the weights as its first argument.
+    With `values`, act's extras get "values" from it, unless act gives them itself.
+    """
+
+    def __init__(
+        self,
+        act: Callable[..., Any],
+        log_prob: Callable[..., Any] | None = None,
+        weights: Mapping[str, Any] | None = None,
+        values: Callable[..., Any] | None = None,
+    ) -> None:
+        """`weights` is kept as it is, so the learner may go on changing it."""
+        for name, function in (("act", act), ("log_prob", log_prob), ("values", values)):
+            if not callable(function) and (function is not None or name == "act"):
+                raise UsageError(f"{name} must be a function; got {type(function).__name__}")
+        if weights is not None and not isinstance(weights, Mapping):
+            raise UsageError(f"weights must be a mapping of names to arrays; got {type(weights).__name__}")
+        self._act, self._log_prob, self._values = act, log_prob, values
+        self._weights = weights
+
+    def act(self, obs: Any) -> Acted:
+        """Call the act function."""
+        actions, log_probs, extras = _acted(self._act(*self._leading(), obs))
+        rows = None if log_probs is None else _float_rows(log_probs, num_rows_of(obs), "log_probs")
+        arrays = {name: np.asarray(extra) for name, extra in extras.items()}
+        if "values" not in arrays and (values := self.values(obs)) is not None:
+            arrays["values"] = values
+        return Acted(_arrays(actions), rows, arrays)
+
+    def log_prob(self, obs: Any, actions: Any) -> Array:
+        """Call the log_prob function."""
+        if self._log_prob is None:
+            raise UsageError("this policy has no log_prob function: FunctionPolicy(act, log_prob) takes one")
+        return _float_rows(self._log_prob(*self._leading(), obs, actions), num_rows_of(obs), "log_probs")
+
+    def values(self, obs: Any) -> Array | None:
+        """Call the values function, if there is one."""
+        if self._values is None:
+            return None
+        return _float_rows(self._values(*self._leading(), obs), num_rows_of(obs), "values")
+
+    def get_weights(self) -> dict[str, Array]:
+        """The weights; none if the functions take none."""
+        return {name: np.asarray(weight) for name, weight in (self._weights or {}).items()}
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Replace the weights by copies of these, in the dtypes they had."""
+        own = self.get_weights()
+        require_weights(weights, {name: weight.shape for name, weight in own.items()})
+        if self._weights is not None:
+            self._weights = {name: np.array(weights[name], dtype=weight.dtype) for name, weight in own.items()}
+
+    def _leading(self) -> tuple[Any, ...]:
+        return () if self._weights is None else (self._weights,)
+
+
+def _acted(outcome: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    if not isinstance(outcome, tuple):
+        return outcome, None, {}
+    if len(outcome) == 2:
+        return outcome[0], outcome[1], {}
+    if len(outcome) == 3 and isinstance(outcome[2], Mapping):
+        return outcome[0], outcome[1], outcome[2]
+    raise UsageError(
+        f"act must return actions, (actions, log_probs) or (actions, log_probs, extras), extras being a dict; "
+        f"got a tuple of {', '.join(type(part).__name__ for part in outcome) or 'nothing'}"
+    )
+
+
+def _arrays(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _arrays(part) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_arrays(part) for part in tree)
+    return np.asarray(tree)
+
+
+def _float_rows(values: Any, num_rows: int, name: str) -> Array:
+    return require_rows(np.asarray(values, dtype=np.float32), num_rows, name)

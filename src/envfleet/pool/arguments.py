@@ -1,0 +1,40 @@
+"""Arguments of a VectorEnv's methods, checked: seeds and reset masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envfleet.contract.errors import UsageError
+
+
+def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+    """A seed for each env: `seed + i` for env i, or `seed[i]`."""
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, int | np.integer):
+        seeds: list[int | None] = [int(seed) + env_id for env_id in range(num_envs)]
+    else:
+        seeds = list(seed)
+    if len(seeds) != num_envs:
+        raise UsageError(f"a list of seeds must have num_envs={num_envs} entries; got {len(seeds)}")
+    for each in seeds:
+        if each is not None and not (isinstance(each, int | np.integer) and 0 <= each < 2**64):
+            raise UsageError(f"seeds must be whole numbers between 0 and 2**64 - 1; got {each!r}")
+    return [None if each is None else int(each) for each in seeds]
+
+
+def take_reset_mask(options: dict[str, Any], num_envs: int) -> NDArray[np.bool_] | None:
+    """Take the mask out of the options (which are ours): envs must not see it."""
+    if "reset_mask" not in options:
+        return None
+    mask = options.pop("reset_mask")
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,):
+        got = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise UsageError(f"reset_mask must be a NumPy array of {num_envs} bool; got {got}")
+    if not mask.any():
+        raise UsageError("reset_mask must choose at least one env; all its entries are False")
+    return mask

@@ -1,0 +1,332 @@
+"""RolloutForm: what of a worker's arrays is taken, what is refused, and how parts are joined."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envfleet.cluster import stacks
+from envfleet.cluster.codec import BadMessage
+from envfleet.cluster.rollouts import MOST_EXTRAS, RolloutForm
+from envfleet.cluster.values_wire import to_plain
+from envfleet.contract.spaces import SpaceTree
+from envfleet.testing.programs import require_equal
+
+T, N = 4, 2  # steps, envs of a worker
+OBS = spaces.Dict({"a": spaces.Box(-1, 1, (3,), np.float32), "b": spaces.Discrete(5)})
+ACTIONS = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float64)))
+STACK = spaces.Box(0, 255, (4, 20, 20), np.uint8)
+
+
+@pytest.fixture
+def form():
+    return RolloutForm(SpaceTree(OBS), SpaceTree(ACTIONS), N)
+
+
+def rollout_arrays(seed=0, obs_space=OBS):
+    """Two episodes end: env 1 in step 0, env 0 in step 2."""
+    random = np.random.default_rng(seed)
+    arrays = {
+        "action.0": random.integers(0, 3, (T, N)),
+        "action.1": random.random((T, N, 2)),
+        "rewards": random.random((T, N)),
+        "terminated": np.zeros((T, N), np.bool_),
+        "truncated": np.zeros((T, N), np.bool_),
+        "log_probs": random.random((T, N)).astype(np.float32),
+        "extra.values": random.random((T, N)).astype(np.float32),
+        "extra.hidden": random.random((T, N, 5)).astype(np.float16),
+        "final_steps": np.array([0, 2]),
+        "final_envs": np.array([1, 0]),
+        "episode_returns": random.random(2),
+        "episode_lengths": np.array([3, 9]),
+        "next_values": random.random(N).astype(np.float32),
+        "final_values": random.random(2).astype(np.float32),
+    }
+    arrays["terminated"][0, 1] = arrays["truncated"][2, 0] = True
+    if obs_space is OBS:
+        arrays |= {
+            "obs.0": random.random((T + 1, N, 3)).astype(np.float32),
+            "obs.1": random.integers(0, 5, (T + 1, N)),
+            "final_obs.0": random.random((2, 3)).astype(np.float32),
+            "final_obs.1": random.integers(0, 5, 2),
+        }
+    return arrays
+
+
+def row_arrays(seed=0):
+    random = np.random.default_rng(seed)
+    return {
+        "obs.0": random.random((N, 3)).astype(np.float32),
+        "obs.1": random.integers(0, 5, N),
+        "rewards": random.random(N),
+        "terminated": random.random(N) < 0.5,
+        "truncated": random.random(N) < 0.5,
+    }
+
+
+# -- rollouts that are refused --
+
+
+def test_a_good_one_is_taken(form):
+    arrays = rollout_arrays()
+    collected = form.check_rollout(1, 7, 2, T, arrays)
+    assert (collected.worker, collected.version, collected.lag, collected.num_steps) == (1, 7, 2, T)
+    for optional in (("log_probs",), ("next_values", "final_values"), ("extra.values",), ("extra.hidden",)):
+        form.check_rollout(0, 0, 0, T, {name: array for name, array in arrays.items() if name not in optional})
+
+
+REQUIRED = [name for name in rollout_arrays() if name not in ("log_probs", "next_values") and "extra" not in name]
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_missing_array(form, name):
+    arrays = rollout_arrays()
+    del arrays[name]
+    with pytest.raises(BadMessage, match="final_|missing" if name == "final_steps" else f"{name}.*is missing"):
+        form.check_rollout(0, 0, 0, T, arrays)
+
+
+def test_values_of_finals_without_those_of_the_last_observation(form):
+    """Nobody sends that; it must not be half used."""
+    arrays = rollout_arrays()
+    del arrays["next_values"]
+    try:
+        joined = form.join_rollouts([form.check_rollout(0, 0, 0, T, arrays)])
+    except BadMessage:
+        return
+    assert joined.next_values is None and joined.final_values is None
+
+
+@pytest.mark.parametrize("name", rollout_arrays())
+def test_another_dtype(form, name):
+    if name in ("extra.values", "extra.hidden"):
+        pytest.skip("extras have any dtype")
+    arrays = rollout_arrays()
+    arrays[name] = arrays[name].astype(np.float32 if arrays[name].dtype != np.float32 else np.float64)
+    with pytest.raises(BadMessage, match=f"'{name}' must be"):
+        form.check_rollout(0, 0, 0, T, arrays)
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "one more axis", "one less axis", "empty"])
+@pytest.mark.parametrize("name", rollout_arrays())
+def test_another_shape(form, name, change):
+    arrays = rollout_arrays()
+    array = arrays[name]
+    arrays[name] = {
+        "longer": lambda: np.concatenate([array, array[:1]]),
+        "shorter": lambda: array[:-1],
+        "one more axis": lambda: array[..., None],
+        "one less axis": lambda: array[0],
+        "empty": lambda: array[:0],
+    }[change]()
+    if name.startswith("extra.") and change == "one more axis":
+        form.check_rollout(0, 0, 0, T, arrays)  # extras have any shape after [T, N]
+        return
+    if name == "extra.values" and change == "one less axis":
+        arrays[name] = np.float32(1.0).reshape(())
+    with pytest.raises(BadMessage, match="must be|outside"):
+        form.check_rollout(0, 0, 0, T, arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("final_steps", [0, T]), ("final_steps", [-1, 0]), ("final_envs", [0, N]), ("final_envs", [-1, 0]),
+     ("final_steps", [0, 2**62]), ("final_envs", [-(2**63), 0])],
+)  # fmt: skip
+def test_places_outside(form, name, values):
+    arrays = rollout_arrays()
+    arrays[name] = np.array(values)
+    with pytest.raises(BadMessage, match=f"{name}.*outside"):
+        form.check_rollout(0, 0, 0, T, arrays)
+
+
+def test_another_number_of_steps_than_was_ordered(form):
+    with pytest.raises(BadMessage):
+        form.check_rollout(0, 0, 0, T + 1, rollout_arrays())
+
+
+def test_too_many_extras(form):
+    arrays = rollout_arrays()
+    arrays |= {f"extra.{index}": np.zeros((T, N)) for index in range(MOST_EXTRAS - 2)}
+    form.check_rollout(0, 0, 0, T, arrays)
+    arrays["extra.more"] = np.zeros((T, N))
+    with pytest.raises(BadMessage, match=f"at most {MOST_EXTRAS}"):
+        form.check_rollout(0, 0, 0, T, arrays)
+
+
+@pytest.mark.parametrize("dtype", [object, "U3", "datetime64[s]", np.complex64])
+def test_extras_of_a_dtype_that_no_wire_carries(form, dtype):
+    with pytest.raises(BadMessage):
+        form.check_rollout(0, 0, 0, T, {**rollout_arrays(), "extra.odd": np.zeros((T, N), dtype)})
+
+
+# -- rows --
+
+
+def test_rows(form):
+    info = {"count": np.arange(N), "_count": np.ones(N, np.bool_)}
+    rows = form.check_rows(1, to_plain(info), row_arrays())
+    assert rows.worker == 1
+    require_equal(rows.info, info)
+
+
+@pytest.mark.parametrize("name", row_arrays())
+def test_wrong_rows(form, name):
+    good = row_arrays()
+    without = {other: array for other, array in good.items() if other != name}
+    wrong = [good[name].astype(np.float16), good[name][:1], good[name][None], np.zeros(0)]
+    for arrays in [without, *({**good, name: each} for each in wrong)]:
+        with pytest.raises(BadMessage, match=name):
+            form.check_rows(0, {}, arrays)
+
+
+@pytest.mark.parametrize("info", [None, 3, ["list"], ["tuple", 1], ["no such kind"], {"a": ["array", "object", [1], b""]}])
+def test_infos_that_are_none(form, info):
+    with pytest.raises(BadMessage):
+        form.check_rows(0, info, row_arrays())
+
+
+# -- joining --
+
+
+def test_one_part_is_not_copied(form):
+    arrays = rollout_arrays()
+    rollout = form.join_rollouts([form.check_rollout(3, 5, 1, T, arrays)])
+    assert rollout.actions[1] is arrays["action.1"] and rollout.rewards is arrays["rewards"]
+    assert np.shares_memory(rollout.obs["a"], arrays["obs.0"]) and np.shares_memory(rollout.next_obs["a"], arrays["obs.0"])
+    assert rollout.env_ids.tolist() == [6, 7] and rollout.workers.tolist() == [3]
+    assert (rollout.version, rollout.lag) == (5, 1)
+
+
+def test_parts_stand_side_by_side(form):
+    parts = [rollout_arrays(seed) for seed in (1, 2, 3)]
+    workers, versions, lags = (0, 1, 4), (7, 5, 6), (0, 2, 1)
+    checked = [
+        form.check_rollout(w, v, lag, T, arrays)
+        for w, v, lag, arrays in zip(workers, versions, lags, parts, strict=True)
+    ]
+    rollout = form.join_rollouts(checked)
+    assert (rollout.num_steps, rollout.num_envs, rollout.version, rollout.lag) == (T, 6, 5, 2)
+    assert rollout.env_ids.tolist() == [0, 1, 2, 3, 8, 9]
+    assert rollout.workers.tolist() == [0, 1, 4] and rollout.versions.tolist() == [7, 5, 6]
+    for position, arrays in enumerate(parts):
+        rows = slice(position * N, (position + 1) * N)
+        require_equal(rollout.obs["a"][:, rows], arrays["obs.0"][:T])
+        require_equal(rollout.next_obs["b"][rows], arrays["obs.1"][T])
+        require_equal(rollout.actions[0][:, rows], arrays["action.0"])
+        require_equal(rollout.rewards[:, rows], arrays["rewards"])
+        require_equal(rollout.log_probs[:, rows], arrays["log_probs"])
+        require_equal(rollout.extras["hidden"][:, rows], arrays["extra.hidden"])
+        require_equal(rollout.next_values[rows], arrays["next_values"])
+        assert rollout.final_values[0, rows.start + 1] == arrays["final_values"][0]
+        assert rollout.final_values[2, rows.start] == arrays["final_values"][1]
+        finals = slice(position * 2, position * 2 + 2)
+        require_equal(rollout.final_obs["a"][finals], arrays["final_obs.0"])
+        require_equal(rollout.episode_lengths[finals], arrays["episode_lengths"])
+        assert rollout.final_envs[finals].tolist() == [rows.start + 1, rows.start]
+    assert np.count_nonzero(rollout.final_values) == 6 and rollout.final_values.dtype == np.float32
+    assert rollout.terminations.sum() == rollout.truncations.sum() == 3
+
+
+def test_what_only_some_parts_have_is_left_out(form):
+    full, bare = rollout_arrays(1), rollout_arrays(2)
+    for name in ("log_probs", "next_values", "final_values", "extra.values"):
+        del bare[name]
+    bare["extra.hidden"] = bare["extra.hidden"].astype(np.float32)
+    rollout = form.join_rollouts([form.check_rollout(i, 0, 0, T, each) for i, each in enumerate((full, bare))])
+    assert rollout.log_probs is None and rollout.next_values is None and rollout.final_values is None
+    assert not rollout.extras
+
+
+def test_no_episode_ended(form):
+    arrays = rollout_arrays()
+    for name in ("final_steps", "final_envs", "episode_returns", "episode_lengths", "final_values"):
+        arrays[name] = arrays[name][:0]
+    for name in ("final_obs.0", "final_obs.1"):
+        arrays[name] = arrays[name][:0]
+    rollout = form.join_rollouts([form.check_rollout(i, 0, 0, T, arrays) for i in (0, 1)])
+    assert rollout.final_obs["a"].shape == (0, 3) and not rollout.final_values.any()
+
+
+def test_rows_are_joined_and_may_be_written(form):
+    parts = [form.check_rows(w, {"n": ["array", "int64", [2], bytes(16)]}, row_arrays(w)) for w in (0, 1)]
+    obs, rewards, terminated, truncated, info = form.join_rows(parts)
+    require_equal(obs["a"], np.concatenate([row_arrays(0)["obs.0"], row_arrays(1)["obs.0"]]))
+    require_equal(rewards, np.concatenate([row_arrays(0)["rewards"], row_arrays(1)["rewards"]]))
+    require_equal(info["n"], np.zeros(4, np.int64))
+    for array in (obs["a"], obs["b"], rewards, terminated, truncated):
+        assert array.flags.writeable
+    frozen = row_arrays()
+    for array in frozen.values():
+        array.flags.writeable = False
+    assert form.join_rows([form.check_rows(0, {}, frozen)])[0]["a"].flags.writeable
+
+
+# -- stacks --
+
+
+@pytest.fixture
+def stack_form():
+    return RolloutForm(SpaceTree(STACK), SpaceTree(ACTIONS), N)
+
+
+def stack_arrays(seed=0, is_packed=True, finals_are_packed=True):
+    """Both the plain and what is sent."""
+    random = np.random.default_rng(seed)
+    frames = random.integers(0, 256, (T + 4, N, 20, 20)).astype(np.uint8)
+    obs = np.stack([np.stack([frames[t : t + 4, env] for env in range(N)]) for t in range(T + 1)])
+    arrays = rollout_arrays(seed, STACK)
+    steps, envs = arrays["final_steps"], arrays["final_envs"]
+    finals = np.concatenate([obs[steps, envs][:, 1:], random.integers(0, 256, (2, 1, 20, 20)).astype(np.uint8)], axis=1)
+    sent = stacks.pack("obs.0", obs) if is_packed else {"obs.0": obs}
+    packed = stacks.pack_finals("final_obs.0", finals, obs[steps, envs]) if finals_are_packed else None
+    assert sent is not None
+    sent = {**arrays, **sent, **(packed or {"final_obs.0": finals})}
+    return obs, finals, sent
+
+
+@pytest.mark.parametrize("finals_are_packed", [True, False])
+@pytest.mark.parametrize("packed", [(True,), (False,), (True, True), (True, False), (False, True, True)])
+def test_stacks_are_unpacked(stack_form, packed, finals_are_packed):
+    made = [stack_arrays(seed, is_packed, finals_are_packed) for seed, is_packed in enumerate(packed)]
+    if len(packed) == 1 and finals_are_packed:
+        assert any("/newest" in name for name in made[0][2])
+    rollout = stack_form.join_rollouts(
+        [stack_form.check_rollout(w, 0, 0, T, sent) for w, (_, _, sent) in enumerate(made)]
+    )
+    require_equal(rollout.obs, np.concatenate([obs[:T] for obs, _, _ in made], axis=1))
+    require_equal(rollout.next_obs, np.concatenate([obs[T] for obs, _, _ in made]))
+    require_equal(rollout.final_obs, np.concatenate([finals for _, finals, _ in made]))
+
+
+PACKED = [name for name in stack_arrays()[2] if "/" in name]
+
+
+@pytest.mark.parametrize("change", ["missing", "dtype", "shape"])
+@pytest.mark.parametrize("name", PACKED)
+def test_wrong_stacks(stack_form, name, change):
+    """Whether at the check or when they are unpacked: BadMessage, and nothing else."""
+    _, _, sent = stack_arrays()
+    if change == "missing":
+        del sent[name]
+    elif change == "dtype":
+        sent[name] = sent[name].astype(np.float32)
+    else:
+        sent[name] = sent[name][None]
+    with pytest.raises(BadMessage):
+        stack_form.join_rollouts([stack_form.check_rollout(0, 0, 0, T, sent)])
+
+
+@pytest.mark.parametrize("name", ["obs.0", "final_obs.0"])
+def test_neither_packed_nor_plain(stack_form, name):
+    _, _, sent = stack_arrays()
+    sent = {key: array for key, array in sent.items() if not key.startswith(f"{name}/")}
+    with pytest.raises(BadMessage):
+        stack_form.join_rollouts([stack_form.check_rollout(0, 0, 0, T, sent)])
+
+
+def test_what_is_no_stack_must_be_plain(form):
+    _, _, sent = stack_arrays()
+    arrays = {name: array for name, array in rollout_arrays().items() if name != "obs.0"}
+    arrays |= {name: array for name, array in sent.items() if "/" in name}
+    with pytest.raises(BadMessage, match=r"'obs\.0' is missing"):
+        form.check_rollout(0, 0, 0, T, arrays)

@@ -1,0 +1,101 @@
+"""Which workers are started again, and when it is no use any more: no clock."""
+
+import pytest
+
+from envfleet.cluster.staffing import FIRST_BACKOFF_S, MOST_BACKOFF_S, Staffing, Stage
+
+
+@pytest.fixture
+def staffing():
+    staffing = Staffing(num_workers=2, max_restarts=3, join_timeout_s=60.0)
+    for worker in range(2):
+        staffing.started(worker, 0.0)
+    return staffing
+
+
+def test_a_worker_that_joins_in_time(staffing):
+    assert staffing.late(60.0) == []
+    staffing.joined(0)
+    assert staffing.posts[0].stage is Stage.PRESENT
+    assert staffing.late(60.1) == [1]
+
+
+def test_one_that_waits_for_resources_is_not_late(staffing):
+    staffing.started(1, 50.0)
+    assert staffing.late(100.0) == [0]
+
+
+def test_a_lost_one_is_started_again_after_its_back_off(staffing):
+    staffing.joined(0)
+    assert staffing.lost(0, "killed", 10.0) is Stage.LOST
+    assert staffing.posts[0].problem == "killed"
+    assert staffing.take_due(10.0) == []
+    assert staffing.take_due(10.0 + FIRST_BACKOFF_S) == [0]
+    assert staffing.take_due(99.0) == []  # it counts as started
+    assert (staffing.posts[0].stage, staffing.posts[0].num_restarts) == (Stage.STARTING, 1)
+    assert staffing.late(70.0) == [1]  # the other: its own time begins anew
+    assert 0 in staffing.late(10.0 + FIRST_BACKOFF_S + 60.1)
+
+
+def test_news_of_the_same_loss_counts_once(staffing):
+    staffing.joined(0)
+    staffing.lost(0, "it left", 1.0)
+    assert staffing.lost(0, "its process ended", 2.0) is Stage.LOST
+    assert (staffing.posts[0].num_failures, staffing.posts[0].problem) == (1, "it left")
+
+
+def test_back_off_grows_to_its_limit():
+    staffing = Staffing(num_workers=1, max_restarts=1000, join_timeout_s=60.0)
+    waits = []
+    for _ in range(20):
+        staffing.started(0, 0.0)
+        staffing.lost(0, "again", 0.0)
+        waits.append(staffing.posts[0].restart_s)
+    assert waits[:4] == [FIRST_BACKOFF_S * factor for factor in (1, 2, 4, 8)]
+    assert waits == sorted(waits)
+    assert waits[-1] == MOST_BACKOFF_S
+
+
+def test_the_exponent_does_not_overflow():
+    staffing = Staffing(num_workers=1, max_restarts=10**6, join_timeout_s=60.0)
+    staffing.posts[0].num_failures = 5000
+    staffing.lost(0, "again", 0.0)
+    assert staffing.posts[0].restart_s == MOST_BACKOFF_S
+
+
+def test_one_that_gets_nothing_done_is_given_up(staffing):
+    for _ in range(3):
+        staffing.joined(0)
+        assert staffing.lost(0, "killed", 0.0) is Stage.LOST
+        assert staffing.take_due(100.0) == [0]
+    assert staffing.lost(0, "killed", 0.0) is Stage.GIVEN_UP
+    assert staffing.take_due(1e9) == []
+    assert 0 not in staffing.late(1e9)
+    assert staffing.lost(0, "once more", 0.0) is Stage.GIVEN_UP
+    assert staffing.posts[0].problem == "killed"
+
+
+def test_one_that_works_in_between_is_started_again_for_ever(staffing):
+    for _ in range(50):
+        staffing.joined(0)
+        staffing.worked(0)
+        assert staffing.lost(0, "killed", 0.0) is Stage.LOST
+        assert staffing.posts[0].restart_s == FIRST_BACKOFF_S
+        staffing.take_due(1.0)
+    assert staffing.posts[0].num_restarts == 50
+
+
+def test_one_that_was_given_up_may_be_started_by_hand():
+    staffing = Staffing(num_workers=1, max_restarts=0, join_timeout_s=60.0)
+    staffing.started(0, 0.0)
+    assert staffing.lost(0, "killed", 0.0) is Stage.GIVEN_UP
+    staffing.joined(0)
+    assert staffing.posts[0].stage is Stage.PRESENT
+
+
+def test_workers_do_not_share_a_fate(staffing):
+    staffing.joined(0)
+    staffing.joined(1)
+    staffing.lost(1, "killed", 0.0)
+    assert [post.stage for post in staffing.posts] == [Stage.PRESENT, Stage.LOST]
+    assert staffing.take_due(1.0) == [1]

@@ -1,0 +1,289 @@
+"""Plain values survive the wire exactly; what is not plain is refused by its place; infos of workers join as rows."""
+
+import enum
+from collections import OrderedDict, namedtuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from envfleet.cluster.codec import DTYPES, BadMessage
+from envfleet.cluster.values_wire import MAX_DEPTH, NotPlain, from_plain, join_info_rows, to_plain
+from envfleet.contract.errors import UsageError
+from envfleet.pool.infos import join_infos
+
+
+def _over_the_wire(value):
+    return from_plain(msgspec.msgpack.decode(msgspec.msgpack.encode(to_plain(value))))
+
+
+def assert_same(one, other, exact=True):
+    """Equal in type, dtype, shape and bits; not `exact`: NumPy's numbers may stand for Python's."""
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray) and one.dtype == other.dtype and one.shape == other.shape, (one, other)
+        if one.dtype == object:
+            for ours, theirs in zip(one.reshape(-1), other.reshape(-1), strict=True):
+                assert_same(ours, theirs, exact)
+        else:
+            assert one.tobytes() == other.tobytes()
+    elif isinstance(one, dict):
+        assert type(one) is type(other) and list(one) == list(other), (one, other)
+        for key, theirs in zip(one, other, strict=True):
+            assert_same(key, theirs)
+            assert_same(one[key], other[key], exact)
+    elif isinstance(one, list | tuple):
+        assert type(one) is type(other) and len(one) == len(other)
+        for ours, theirs in zip(one, other, strict=True):
+            assert_same(ours, theirs, exact)
+    elif isinstance(one, np.generic) and (exact or isinstance(other, np.generic)):
+        assert type(one) is type(other) and one.tobytes() == other.tobytes()
+    else:
+        assert type(one) is type(other) or not exact
+        assert one == other or (one != one and other != other)
+
+
+dtypes = st.sampled_from(list(DTYPES))
+arrays = dtypes.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+scalars = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, (1,))).map(lambda array: array[0])
+numbers = st.one_of(st.booleans(), st.integers(), st.integers(-(2**200), 2**200), st.floats())
+atoms = st.one_of(st.none(), numbers, st.text(max_size=5), st.binary(max_size=5), scalars)
+
+
+def _objects(values):
+    array = np.empty(len(values), dtype=object)
+    array[:] = [None] * len(values)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array.reshape(2, -1) if len(values) % 2 == 0 and values else array
+
+
+hashables = st.one_of(st.integers(), st.text(max_size=3), st.none(), st.tuples(st.integers(), st.text(max_size=3)))
+plain_values = st.recursive(
+    st.one_of(atoms, arrays),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.lists(inner, max_size=4).map(_objects),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.dictionaries(hashables, inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@given(plain_values)
+def test_plain_values_arrive_as_they_were(value):
+    assert_same(value, _over_the_wire(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array(3.5, np.float16),
+        np.zeros((0, 3), np.int8),
+        np.full((), None, dtype=object),
+        np.frombuffer(np.array([0x7FF8DEADBEEF0001], np.uint64), np.float64),
+        np.float32("nan"),
+        2**63,
+        -(2**63),
+        2**64,
+        -(2**63) - 1,
+        [10**5000],
+        -0.0,
+        {1: "a", (2, "b"): [None], None: {}},
+        ["tuple", 1],
+        ["array", "int8", [1], b"x"],
+    ],
+)
+def test_corners_arrive_as_they_were(value):
+    assert_same(value, _over_the_wire(value))
+
+
+def test_arrays_can_be_written_and_have_the_machines_byte_order():
+    array = _over_the_wire(np.arange(4, dtype=">i4")[::2])
+    array += 1
+    assert array.tolist() == [1, 3] and array.dtype == np.int32
+
+
+def test_subclasses_of_plain_types_arrive_as_those():
+    point, color = namedtuple("point", "x y"), enum.IntEnum("color", "RED")
+    values = [point(1, 2), color.RED, OrderedDict(b=1, a=2), np.str_("text"), np.bytes_(b"bytes")]
+    assert_same([(1, 2), 1, {"b": 1, "a": 2}, "text", b"bytes"], _over_the_wire(values))
+
+
+class Simulator:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"sim": [0, 0, 0, Simulator()]}, r"info\['sim'\]\[3\] is a .*test_values_wire.Simulator"),
+        ({"a": (1, {2: {3}})}, r"info\['a'\]\[1\]\[2\] is a set"),
+        ({frozenset(): 1}, r"info key frozenset\(\) is a frozenset"),
+        (np.array([None, open], dtype=object), r"info\[1\] is a builtin_function_or_method"),
+        ({"c": 1j}, r"info\['c'\] is a complex"),
+        ({"c": np.zeros(2, complex)}, r"info\['c'\] is an array of dtype complex128"),
+        ({"m": np.ma.zeros(2)}, r"info\['m'\] is a numpy.ma.*MaskedArray"),
+        ({"file": "a\udc80"}, r"info\['file'\] is text that UTF-8 does not have"),
+        ({"\udc80": 1}, r"info key .* is text that UTF-8 does not have"),
+        ({"t": np.datetime64("2020-01-01")}, r"info\['t'\] is a numpy.datetime64"),
+    ],
+)
+def test_what_is_not_plain_is_refused_by_its_place(value, words):
+    with pytest.raises(NotPlain, match=words) as raised:
+        to_plain(value, "info")
+    assert isinstance(raised.value, UsageError)
+
+
+def test_a_value_that_contains_itself_is_refused():
+    value = []
+    value.append(value)
+    with pytest.raises(NotPlain, match="contain itself"):
+        to_plain(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        [1],
+        ["pickle", b"x"],
+        ["array", "object", [1], b"x"],
+        ["array", "int8", [-1], b""],
+        ["array", "int8", [2**40], b"x"],
+        ["array", "int8", [0, 2**63], b""],
+        ["array", "int8", [True], b"x"],
+        ["array", "int8", "x", b"x"],
+        ["array", "int8", [1], "x"],
+        ["array", "int8", [1]],
+        ["array", [], [1], b"x"],
+        ["array", "int8", [1] * 60, b"x"],
+        ["objects", [2**40], []],
+        ["objects", [1], {}],
+        ["objects", [0, 2**63], []],
+        ["scalar", "float32", b"x"],
+        ["scalar", "float32"],
+        ["int", "nothing"],
+        ["int", 5],
+        ["dict", 1],
+        ["dict", ["list"], 1],
+        {1: 2},
+        msgspec.msgpack.Ext(1, b"x"),
+        object(),
+    ],
+)
+def test_malformed_values_are_refused(value):
+    with pytest.raises(BadMessage):
+        from_plain(value)
+
+
+def test_deep_values_are_refused():
+    value = ["list"]
+    for _ in range(MAX_DEPTH + 1):
+        value = ["list", value]
+    with pytest.raises(BadMessage, match="deeper"):
+        from_plain(value)
+
+
+kinds = st.sampled_from(["list", "tuple", "dict", "int", "scalar", "array", "objects", "int8", "float64"])
+wire_values = st.recursive(
+    st.one_of(
+        st.none(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(max_size=3), st.binary(max_size=8), kinds
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.builds(lambda kind, items: [kind, *items], kinds, st.lists(inner, max_size=3)),
+        st.dictionaries(st.one_of(st.text(max_size=2), st.integers(0, 9)), inner, max_size=2),
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300)
+@given(wire_values)
+def test_noise_is_a_value_or_refused(value):
+    try:
+        from_plain(value)
+    except BadMessage:
+        return
+
+
+# -- joining --
+
+_int_kinds = [st.integers(0, 9), st.floats(0, 9, width=16), st.booleans()]
+_column_values = st.sampled_from(
+    [
+        *_int_kinds,
+        st.integers(0, 9).map(np.int32),
+        st.floats(0, 9, width=16).map(np.float32),
+        st.one_of(*_int_kinds),
+        st.text(max_size=2),
+        st.lists(st.integers(0, 3), max_size=2),
+        hnp.arrays(np.float32, (2,), elements=st.floats(0, 9, width=16)),
+        st.one_of(hnp.arrays(np.int32, (2,)), hnp.arrays(np.float32, (2,), elements=st.floats(0, 9, width=16))),
+        st.one_of(hnp.arrays(np.uint8, (2,)), hnp.arrays(np.uint8, (3,)), st.none()),
+        st.one_of(hnp.arrays(np.uint8, (2,)), st.integers(0, 4), st.fixed_dictionaries({"z": st.integers(0, 3)})),
+        st.integers(2**64, 2**70),
+    ]
+)
+
+
+@st.composite
+def _env_infos(draw, num_rows, depth=0):
+    """An info for each row; every key has its own kind of values, and is there in some rows."""
+    infos = [{} for _ in range(num_rows)]
+    for key in draw(st.lists(st.sampled_from(["a", "b", "sim", "_own"]), unique=True, max_size=3)):
+        if depth < 2 and draw(st.booleans()):
+            values = draw(_env_infos(num_rows, depth + 1))
+        else:
+            strategy = draw(_column_values)
+            values = [draw(strategy) for _ in range(num_rows)]
+        for row in range(num_rows):
+            if draw(st.booleans()):
+                infos[row][key] = values[row]
+    return infos
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_joined_workers_are_as_one_pool(data):
+    counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    rows = data.draw(_env_infos(sum(counts)))
+    workers, start = [], 0
+    for count in counts:
+        workers.append(join_infos(dict(enumerate(rows[start : start + count])), count))
+        start += count
+    assert_same(join_info_rows(workers, counts), join_infos(dict(enumerate(rows)), sum(counts)), exact=False)
+
+
+def test_final_rows_of_one_worker_join_with_nothing_of_another():
+    final_obs = np.array([None, np.ones(2, np.float32)], dtype=object)
+    mask = np.array([False, True])
+    worker = {
+        "final_obs": final_obs,
+        "_final_obs": mask,
+        "final_info": {"r": np.array([0, 2.5], np.float32), "_r": mask},
+        "_final_info": mask,
+    }
+    joined = join_info_rows([{}, worker, {}], [1, 2, 2])
+    assert joined["final_obs"].dtype == object and joined["final_obs"][2] is final_obs[1]
+    assert [entry is None for entry in joined["final_obs"]] == [True, True, False, True, True]
+    assert joined["_final_obs"].tolist() == [False, False, True, False, False]
+    assert joined["final_info"]["r"].dtype == np.float32 and joined["final_info"]["r"].tolist() == [0, 0, 2.5, 0, 0]
+    assert joined["_final_info"].dtype == bool
+
+
+def test_what_has_no_rows_is_kept_from_the_first_that_has_it():
+    assert join_info_rows([{}, {"version": "1"}, {"version": "2"}], [1, 1, 1]) == {"version": "1"}
+    assert join_info_rows([], []) == {}
+
+
+def test_dtypes_without_a_common_one_become_objects():
+    workers = [{"a": np.array(["2020-01-01"], "datetime64[D]")}, {"a": np.array([1.5])}]
+    assert join_info_rows(workers, [1, 1])["a"].tolist() == [np.datetime64("2020-01-01"), 1.5]
