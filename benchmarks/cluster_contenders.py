@@ -138,10 +138,14 @@ class Running:
         return self._errors.read()[-300:].decode(errors="replace")
 
 
-RLLIB = Contender("RLlib env runners", "rllib_runners", {"num_workers": 2, "num_envs_per_worker": 8}, is_peer=True)
-TORCHRL = Contender(
-    "TorchRL MultiSync", "torchrl_collector", {"num_workers": 2, "num_envs_per_worker": 8}, is_peer=True
-)
+TWO_TIMES_EIGHT = {"num_workers": 2, "num_envs_per_worker": 8}
+RLLIB = Contender("RLlib env runners", "rllib_runners", TWO_TIMES_EIGHT, is_peer=True)
+
+
+def torchrl(is_compiled: bool) -> Contender:
+    """TorchRL with the same envs and networks."""
+    name = "TorchRL MultiSync" + (", compiled policy" if is_compiled else "")
+    return Contender(name, "torchrl_collector", {**TWO_TIMES_EIGHT, "is_compiled": is_compiled}, is_peer=True)
 
 
 def cluster_rollout(num_envs_per_worker: int, address: str | None = None) -> Contender:

@@ -1,4 +1,4 @@
-"""RingEnv: images that cost nothing to make, so that a row of benchmarks/cluster.py measures the wire that carries them."""
+"""RingEnv: images that cost nothing to make, so that benchmarks/cluster.py measures the wire that carries them."""
 
 from __future__ import annotations
 

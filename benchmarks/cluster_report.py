@@ -57,6 +57,8 @@ class Row:
     title: str
     unit: str
     number: Callable[[Window], float]  # of a window, in that unit
+    cpu_for: str  # what CPU is counted for; so many of what contenders count:
+    cpu_scale: float = 1.0
     comparisons: tuple[Comparison, ...]
 
     @property
@@ -131,14 +133,16 @@ def to_json(result: RowResult) -> dict[str, Any]:
     }
 
 
-def to_markdown(results: list[RowResult], curve: dict[str, Any] | None, machine: dict[str, Any], settings: Settings) -> str:
+def to_markdown(
+    results: list[RowResult], curve: dict[str, Any] | None, machine: dict[str, Any], settings: Settings
+) -> str:
     """The tables for people, and what they must know to read them."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
     lines = [
         f"{machine['cpu']}, {machine['num_cores']} shared cores; {machine['date'][:10]};"
         f" Python {machine['python']}; {versions}.",
-        f"Median of {settings.rounds} windows of {settings.window_s:g} s, contenders in turn; ratio or difference of the"
-        " medians, in brackets the lowest and highest of the single rounds. All processes of all contenders share the"
+        f"Median of {settings.rounds} windows of {settings.window_s:g} s, contenders in turn; ratio or difference of"
+        " the medians, in brackets the lowest and highest of the single rounds. All processes of a contender share the"
         " cores; targets are set for 2 of them.",
         "",
         "| row | what | contender | | against | | result | target | reached |",
@@ -163,9 +167,7 @@ def _comparison_line(result: RowResult, comparison: Comparison) -> str:
         _number(result, comparison.subject),
         comparison.other.name,
         _number(result, comparison.other),
-        "-"
-        if compared is None
-        else "{} ({} to {})".format(*map(comparison.described, compared)),
+        "-" if compared is None else "{} ({} to {})".format(*map(comparison.described, compared)),
         comparison.described_target,
         "-" if reached is None else "yes" if reached else "**no**",
     ]
@@ -181,12 +183,19 @@ def _number(result: RowResult, contender: Contender) -> str:
 
 
 def _notes(result: RowResult) -> Iterator[str]:
+    row = result.row
+    cpu = "; ".join(
+        f"{name} {statistics.median(window.cpu_us for window in outcome.windows) * row.cpu_scale:,.1f} us"
+        for name, outcome in result.outcomes.items()
+        if outcome.absent_because is None
+    )
+    yield f"- `{row.name}`, CPU of all processes for each {row.cpu_for}: {cpu}."
     for name, outcome in result.outcomes.items():
         if outcome.about:
-            yield f"- `{result.row.name}`, {name}: {'; '.join(outcome.about.values())}."
+            yield f"- `{row.name}`, {name}: {'; '.join(outcome.about.values())}."
     busy = statistics.fmean(result.busy_cores_at_rest or [0.0])
     if busy > MAX_BUSY_CORES_AT_REST:
-        yield f"- `{result.row.name}`: other work kept {busy:.1f} cores busy, which bends the ratios; run again when quiet."
+        yield f"- `{row.name}`: other work kept {busy:.1f} cores busy, which bends the ratios; run again when quiet."
 
 
 def _curve_lines(curve: dict[str, Any]) -> list[str]:

@@ -30,5 +30,5 @@ def _num_fds():
 
 
 def _shared_memory():
-    """Named segments and semaphores as Python makes them; other programs have theirs there too."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "sem.", "envfleet"))}
+    """Named segments as Python makes them; other programs have theirs there too."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "envfleet"))}

@@ -1,7 +1,7 @@
 """The far side of a contender: it is built in this process, and measured for a window whenever the parent asks.
 
-One JSON object a line: to us `{"window_s": 1.0}` or `{"close": true}`; from us what the window held, or `{"error": ...}`.
-The first line from us says that it is built. Peers may need other versions of packages than envfleet does, so they run
+One JSON object a line: to us `{"window_s": 1.0}` or `{"close": true}`; from us what the window held, or an error. The
+first line from us says that it is built. Peers may need other versions of packages than envfleet does, so they run
 in an interpreter of their own, and this file imports nothing but the standard library.
 """
 

@@ -1,8 +1,9 @@
 """TorchRL's MultiSync collector, with an actor and a critic of 2x64 tanh units.
 
-Tried, CPU for each env step: Gymnasium's SyncVectorEnv in GymWrapper, autoreset disabled as TorchRL prefers (the best:
-less than half of the others), the same with same-step resets, SerialEnv, GymEnv(num_envs=8), each with and without
-device="cpu" (without is faster), use_buffers=False, trust_policy=True.
+Tried, by CPU for each env step: Gymnasium's SyncVectorEnv in GymWrapper with autoreset disabled, which TorchRL prefers
+(the best: less than half of the others); the same with same-step resets; SerialEnv; GymEnv(num_envs=8); device="cpu"
+(none is faster); use_buffers=False; trust_policy=True; more steps a batch (no difference). `is_compiled`: the collector
+compiles the policy, which needs a C++ compiler and saves about a fifth.
 """
 
 from __future__ import annotations
@@ -63,12 +64,13 @@ def build(settings: dict[str, Any]) -> Served:
         cat_results=0,
         num_threads=1,
         num_sub_threads=1,
-        **settings.get("collector", {}),
+        compile_policy=settings["is_compiled"] or None,
     )
     batches = iter(collector)
     about = {
         "versions": f"torchrl {torchrl.__version__}, torch {torch.__version__}, gymnasium {gymnasium.__version__}",
-        "settings": f"{num_steps} steps a batch, SyncVectorEnv",
+        "settings": f"{num_steps} steps a batch, SyncVectorEnv"
+        + (", compile_policy" if settings["is_compiled"] else ""),
     }
     return Served(lambda window_s: count_for(window_s, lambda: next(batches).numel()), collector.shutdown, about)
 

@@ -1,4 +1,4 @@
-"""The floor under step(actions): a ROUTER sends each DEALER a message of the same size over ipc, and waits for answers."""
+"""The floor under step(actions): a ROUTER sends each DEALER a message of that size over ipc, and waits for answers."""
 
 from __future__ import annotations
 

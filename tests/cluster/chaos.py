@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import zmq  # noqa: TID253 - this process is a cluster's own
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for waiting, when this runs as a script
@@ -252,6 +253,7 @@ class Report:
     seconds: float = 0.0
     num_rollouts: int = 0
     num_rows: int = 0
+    num_steps: int = 0  # of all envs, by step()
     num_env_objects: int = 0
     num_restarts: int = 0
     longest_pause_s: float = 0.0
@@ -263,7 +265,7 @@ class Report:
 
 
 class Learner:
-    """Takes rollouts, in turns by stream() and by rollout(), and looks closely at each."""
+    """Takes rollouts by stream() and by rollout(), and steps, in turns, and looks closely at each."""
 
     def __init__(self, envs, rng):
         self._envs = envs
@@ -279,11 +281,7 @@ class Learner:
         while time.monotonic() < end_s:
             phase_s = min(end_s, time.monotonic() + self._rng.uniform(2.0, 8.0))
             self._accounts.interrupted(self._envs.num_envs)
-            if self._rng.random() < 0.6:
-                self._stream_until(phase_s)
-            else:
-                while time.monotonic() < phase_s:
-                    self._take(self._envs.rollout(self._agent, NUM_STEPS, timeout_s=LONGEST_PAUSE_S))
+            self._rng.choices((self._stream_until, self._collect_until, self._step_until), (5, 3, 2))[0](phase_s)
         report, accounts, stats = self.report, self._accounts, self._envs.stats()
         report.num_rows, report.num_env_objects = accounts.num_rows, accounts.num_env_objects
         report.num_restarts = sum(worker.num_restarts for worker in stats.workers)
@@ -298,13 +296,38 @@ class Learner:
             if time.monotonic() > end_s:
                 break
 
-    def _take(self, rollout):
+    def _collect_until(self, end_s):
+        while time.monotonic() < end_s:
+            self._take(self._envs.rollout(self._agent, NUM_STEPS, timeout_s=LONGEST_PAUSE_S))
+
+    def _step_until(self, end_s):
+        """Each step makes one observation more, unless the worker was lost: then that is said, and others begin."""
+        obs, _ = self._envs.reset()
+        self._progress()
+        was_lost = np.zeros(self._envs.num_envs, bool)
+        while time.monotonic() < end_s:
+            before = obs
+            obs, _, _, is_lost, info = self._envs.step(np.zeros(self._envs.num_envs, np.int64))
+            self._progress()
+            self.report.num_steps += 1
+            is_new = obs[:, 0] != before[:, 0]
+            expected = np.where(is_new, 0, before[:, 1] + 1)
+            if not (is_lost | ((is_new == was_lost) & (obs[:, 1] == expected))).all():
+                raise AssertionError(f"a step from {before} to {obs}; lost before: {was_lost}, now: {is_lost}")
+            if is_lost.any() and not all("lost" in why for why in info["env_error"][is_lost]):
+                raise AssertionError(f"nobody says why envs {is_lost} were truncated: {info}")
+            was_lost = is_lost
+
+    def _progress(self):
         now_s = time.monotonic()
         self.report.longest_pause_s = max(self.report.longest_pause_s, now_s - self._last_s)
         self._last_s = now_s
+        self._memory.look()
+
+    def _take(self, rollout):
+        self._progress()
         self.report.num_rollouts += 1
         self._accounts.add(rollout)
-        self._memory.look()
         for row, env_id in enumerate(rollout.env_ids):
             worker = list(rollout.workers).index(env_id // NUM_ENVS)
             expected = self._action_of[int(rollout.versions[worker])]
@@ -326,6 +349,7 @@ def run(seconds, seed):
     with tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder:
         wire = WireBetween(Path(folder), seed)
         settings = {**TIMINGS, "backend": "serial", "max_worker_restarts": 1000, "timeout_s": LONGEST_PAUSE_S}
+        settings["on_env_error"] = "restart"  # a lost worker truncates its rows instead of raising
         try:
             with envfleet.ClusterEnv(
                 CountingEnv,

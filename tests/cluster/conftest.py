@@ -25,5 +25,6 @@ def run_folders(monkeypatch, tmp_path):
             return [name for name in os.listdir(folder) if name.startswith("envfleet-")]
 
         yield folders
-        gc.collect()
+        if folders():
+            gc.collect()
         assert folders() == []

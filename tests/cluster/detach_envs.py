@@ -89,7 +89,7 @@ def summed(space: spaces.Space[Any], action: Any) -> float:
     if isinstance(space, spaces.Dict):
         return sum((index + 1) * summed(space[key], action[key]) for index, key in enumerate(space))
     if isinstance(space, spaces.Tuple):
-        return sum((index + 1) * summed(each, part) for index, (each, part) in enumerate(zip(space, action)))
+        return sum((index + 1) * summed(each, action[index]) for index, each in enumerate(space))
     values = np.asarray(action, np.float64).reshape(-1)
     return float(values @ np.arange(1, len(values) + 1))
 

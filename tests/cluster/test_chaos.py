@@ -1,7 +1,13 @@
 """A minute of chaos, always the same one; `make chaos` has more of it."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 from chaos import LONGEST_PAUSE_S, run
+
+from cluster_envs import Accounts
+from envfleet.contract.rollout import Rollout
 
 
 @pytest.mark.slow
@@ -13,3 +19,60 @@ def test_chaos():
     assert report.num_restarts > 3 and report.num_env_objects > 6  # workers did die, others came
     assert min(report.wire[what] for what in ("dropped", "doubled", "delayed")) > 0
     assert report.refused  # what came twice was noticed
+
+
+# -- who watches the watchman --
+
+
+def rollout(first, name=1, ends=()):
+    """Four rows of one env, whose first observation has the number `first`."""
+    ended = np.isin(np.arange(4), ends)[:, None]
+    numbers = first + np.cumsum([0, *np.where(ended[:, 0], 2, 1)])
+    obs = np.stack([np.full(5, name), numbers], axis=-1)[:, None].astype(np.float64)
+    fields = {field.name: None for field in dataclasses.fields(Rollout)}
+    fields |= {"obs": obs[:4], "next_obs": obs[4], "rewards": np.zeros((4, 1)), "env_ids": np.array([0])}
+    fields |= {"terminations": ended, "truncations": np.zeros_like(ended), "final_steps": np.flatnonzero(ended)}
+    fields |= {"final_envs": np.zeros(len(ends), int), "final_obs": obs[list(ends), 0] + [0, 1]}
+    return Rollout(**fields)
+
+
+def test_accounts_take_what_is_right():
+    accounts = Accounts()
+    for each in (rollout(0), rollout(4, ends=[1]), rollout(9), rollout(0, name=2), rollout(4, name=2)):
+        accounts.add(each)
+    accounts.interrupted(1)
+    accounts.add(rollout(50, name=2))
+    accounts.add(rollout(54, name=2))
+    assert (accounts.num_rows, accounts.num_env_objects) == (28, 2)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "problem"),
+    [
+        ([rollout(0), rollout(0)], "rows 0 to 3 came twice"),
+        ([rollout(0), rollout(4), rollout(0)], "rows 0 to 7 came twice"),
+        ([rollout(0), rollout(8)], "rows 4 to 7 are missing"),
+        ([rollout(4)], "rows 0 to 3 are missing"),
+        ([rollout(0, ends=[0]), rollout(4)], "rows 4 to 4 came twice"),
+    ],
+)
+def test_accounts_notice(rollouts, problem):
+    accounts = Accounts()
+    with pytest.raises(AssertionError, match=problem):
+        for each in rollouts:
+            accounts.add(each)
+
+
+def test_accounts_notice_within_a_rollout():
+    torn, lost_end = rollout(0), rollout(0, ends=[1])
+    torn.obs[2, 0, 1] = 9
+    other = rollout(0)
+    other.next_obs[0, 0] = 7
+    for each in (torn, other, dataclasses.replace(lost_end, final_obs=lost_end.final_obs + 1)):
+        with pytest.raises(AssertionError):
+            Accounts().add(each)
+    with pytest.raises(AssertionError):  # an interruption excuses what is missing, not what comes twice
+        accounts = Accounts()
+        accounts.add(rollout(0))
+        accounts.interrupted(1)
+        accounts.add(rollout(0))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-import envfleet
+import torch  # noqa: TID253 - agents of torch are what this is about
 from detach_agents import CountingPolicy, DictAgent, DiscreteAgent, GaussianAgent
 from detach_envs import BigEnv, EveryKindEnv, StackEnv
+
+import envfleet
 from envfleet import ClusterEnv, FunctionPolicy, PolicyFailed, PolicySpec, UsageError
 from envfleet.contract.returns import gae_of
 from envfleet.contract.spaces import SpaceTree
@@ -596,7 +596,7 @@ def test_a_worker_is_never_more_than_its_credit_ahead(cartpoles):
             agent.actor.bias += 1.0
         cartpoles.publish(agent)
     rollouts = [next(stream) for _ in range(12)]
-    assert rollouts[-1].version == version + 4 and rollouts[-1].lag == 0
+    assert max(rollout.version for rollout in rollouts) == version + 4
     stream.close()
 
 
@@ -728,10 +728,6 @@ def test_wrong_numbers_of_steps(cartpoles, num_steps):
             call(DiscreteAgent(), num_steps)
 
 
-def test_a_number_of_numpy_is_a_number_of_steps(cartpoles):
-    assert cartpoles.rollout(DiscreteAgent(), np.int64(3)).num_steps == 3
-
-
 @pytest.mark.parametrize("agent", [None, 7, "agent", object(), DiscreteAgent, (1, 2)], ids=repr)
 def test_what_is_no_agent(cartpoles, agent):
     with pytest.raises(UsageError, match="an agent is a Policy"):
@@ -756,10 +752,30 @@ def changes_its_extras(obs):
     return np.zeros(len(obs), np.int64), np.zeros(len(obs)), extras
 
 
-@pytest.mark.parametrize("act", [wrong_shape, wrong_dtype, raises, changes_its_extras])
+def words_as_extras(obs):
+    return np.zeros(len(obs), np.int64), np.zeros(len(obs)), {"words": np.array(["a"] * len(obs))}
+
+
+def objects_as_extras(obs):
+    return np.zeros(len(obs), np.int64), np.zeros(len(obs)), {"objects": np.array([{}] * len(obs))}
+
+
+def too_few_log_probs(obs):
+    return np.zeros(len(obs), np.int64), np.zeros(len(obs) - 1)
+
+
+FAILING = [wrong_shape, wrong_dtype, raises, changes_its_extras, words_as_extras, objects_as_extras, too_few_log_probs]
+
+
+@pytest.mark.parametrize("act", FAILING)
 def test_a_policy_that_fails_is_named_and_the_cluster_goes_on(cartpoles, act):
-    cartpoles.reset(seed=0)
-    with pytest.raises(PolicyFailed, match=r"worker \d .*policy"):
-        cartpoles.rollout(FunctionPolicy(act), 5)
+    for collect in (cartpoles.rollout, lambda *arguments: next(cartpoles.stream(*arguments))):
+        cartpoles.reset(seed=0)
+        with pytest.raises((PolicyFailed, UsageError), match=r"worker \d .*(policy|extra)"):
+            collect(FunctionPolicy(act), 5)
     cartpoles.reset(seed=0)
     check_agent(DiscreteAgent(), cartpoles.rollout(DiscreteAgent(), 5), SpaceTree(cartpoles.single_observation_space))
+
+
+def test_a_number_of_numpy_is_a_number_of_steps(cartpoles):
+    assert cartpoles.rollout(DiscreteAgent(), np.int64(3)).num_steps == 3

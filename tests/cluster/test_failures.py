@@ -43,6 +43,7 @@ from envfleet.launchers.local import Local
 from envfleet.policies.by_path import PolicySpec
 from waiting import descendants, is_running, wait_until
 
+AGENT = Agent()  # after an error "the same call" has the same agent
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}
 HOST = os.uname().nodename
 
@@ -138,13 +139,13 @@ def test_killed_during_step_with_restart(tmp_path, caplog):
 def test_killed_during_rollout(tmp_path, caplog):
     accounts = Accounts()
     with cluster(tmp_path, num_envs=2) as envs:
-        accounts.add(envs.rollout(Agent(), 10))
+        accounts.add(envs.rollout(AGENT, 10))
         victim = pids(envs)[0]
         hold(tmp_path)
         killer = in_background(kill_while_holding, tmp_path, victim)
-        accounts.add(envs.rollout(Agent(), 10))
+        accounts.add(envs.rollout(AGENT, 10))
         killer.join()
-        accounts.add(envs.rollout(Agent(), 10))
+        accounts.add(envs.rollout(AGENT, 10))
         assert restarts(envs) == [1, 0]
         assert envs.stats().num_steps == accounts.num_rows == 3 * 10 * 4
     assert accounts.num_env_objects == 2 + 4
@@ -155,7 +156,7 @@ def test_killed_during_stream(tmp_path, caplog):
     accounts, counts = Accounts(), [0, 0]
     with cluster(tmp_path) as envs:
         victims = pids(envs)
-        for number, rollout in enumerate(envs.stream(Agent(), 8)):
+        for number, rollout in enumerate(envs.stream(AGENT, 8)):
             accounts.add(rollout)
             counts[int(rollout.workers[0])] += 1
             if number == 5:
@@ -174,16 +175,16 @@ def test_a_pool_process_of_a_worker_is_killed(tmp_path):
     """Not the worker itself: the env's own process beside it."""
     with cluster(tmp_path, backend="process", num_workers=1, num_envs=2, pool_workers=2) as envs:
         accounts = Accounts()
-        accounts.add(envs.rollout(Agent(), 5))
+        accounts.add(envs.rollout(AGENT, 5))
         worker = pids(envs)[0]
         os.kill(envs.call("pid")[1], signal.SIGKILL)
         with pytest.raises(EnvFailed) as caught:
-            envs.rollout(Agent(), 5)
+            envs.rollout(AGENT, 5)
         for part in ("env 1", "worker 0", HOST, "SIGKILL"):
             assert part in str(caught.value)
-        rollout = envs.rollout(Agent(), 5)
+        rollout = envs.rollout(AGENT, 5)
         assert rollout.truncations[0].tolist() == [False, True]
-        assert envs.rollout(Agent(), 5).num_steps == 5
+        assert envs.rollout(AGENT, 5).num_steps == 5
         assert pids(envs) == [worker]
 
 
@@ -195,7 +196,7 @@ def test_stopped_for_20_s_is_not_dead(tmp_path, caplog):
     accounts = Accounts()
     with cluster(tmp_path, env_kwargs={"step_s": 0.002}, heartbeat_s=1.0, resend_s=5.0) as envs:
         before = pids(envs)
-        stream = envs.stream(Agent(), 50)
+        stream = envs.stream(AGENT, 50)
         accounts.add(next(stream))
         os.kill(before[0], signal.SIGSTOP)
         try:
@@ -256,24 +257,24 @@ def test_step_after_an_error_asks_for_recv(tmp_path):
 def test_env_raises_in_rollout(tmp_path):
     accounts = Accounts()
     with cluster(tmp_path, num_envs=2) as envs:
-        accounts.add(envs.rollout(Agent(), 5))
+        accounts.add(envs.rollout(AGENT, 5))
         (tmp_path / "raise").touch()
         with pytest.raises(EnvFailed, match="fell off the table") as caught:
-            envs.rollout(Agent(), 5)
+            envs.rollout(AGENT, 5)
         env_id = caught.value.env_id
         assert f"env {env_id} of worker {env_id // 2} (host {HOST}" in str(caught.value)
-        rollout = envs.rollout(Agent(), 5)
+        rollout = envs.rollout(AGENT, 5)
         assert rollout.truncations[:, env_id].any()
         assert not np.delete(rollout.truncations, env_id, axis=1).any()
-        assert envs.rollout(Agent(), 5).num_steps == 5
+        assert envs.rollout(AGENT, 5).num_steps == 5
         assert envs.stats().num_steps == 3 * 5 * 4
 
 
 def test_env_raises_in_rollout_with_restart(tmp_path):
     with cluster(tmp_path, on_env_error="restart") as envs:
-        envs.rollout(Agent(), 5)
+        envs.rollout(AGENT, 5)
         (tmp_path / "raise").touch()
-        rollout = envs.rollout(Agent(), 5)
+        rollout = envs.rollout(AGENT, 5)
         assert rollout.truncations.sum() == 1
         assert not (tmp_path / "raise").exists()
 
@@ -281,14 +282,14 @@ def test_env_raises_in_rollout_with_restart(tmp_path):
 @pytest.mark.parametrize("on_env_error", ["raise", "restart"])
 def test_env_raises_in_stream(tmp_path, on_env_error):
     with cluster(tmp_path, on_env_error=on_env_error) as envs:
-        stream = envs.stream(Agent(), 5)
+        stream = envs.stream(AGENT, 5)
         next(stream)
         (tmp_path / "raise").touch()
         if on_env_error == "raise":
             with pytest.raises(EnvFailed, match=rf"env \d of worker \d \(host {HOST}.*fell off the table"):
                 for _ in stream:
                     pass
-            stream = envs.stream(Agent(), 5)
+            stream = envs.stream(AGENT, 5)
         else:
             while not next(stream).truncations.any():
                 pass
@@ -308,7 +309,7 @@ def test_policy_raises(tmp_path):
                     collect(agent)
                 assert re.search(rf"worker \d \(host {HOST}, pid \d+\)", str(caught.value))
                 assert "Traceback" in str(caught.value)
-            collect(Agent())
+            collect(AGENT)
         assert restarts(envs) == [0, 0]
 
 
@@ -333,11 +334,11 @@ def test_a_policy_that_is_no_longer_wanted_keeps_nobody_waiting(tmp_path):
     """Orders for a policy whose code the head does not hold any more."""
     with cluster(tmp_path, num_workers=1, timeout_s=20.0) as envs:
         for _ in range(3):
-            stream = envs.stream(Agent(), 5)
+            stream = envs.stream(AGENT, 5)
             del stream
             envs.rollout(OtherAgent(), 5)
         hold(tmp_path)
-        stream = envs.stream(Agent(), 5)
+        stream = envs.stream(AGENT, 5)
         wait_for_holding(tmp_path, pids(envs)[0])
         del stream
         killer = in_background(kill_while_holding, tmp_path, pids(envs)[0])
@@ -403,21 +404,21 @@ def test_env_is_unknown(tmp_path):
 
 def test_restarts_are_used_up(tmp_path):
     with cluster(tmp_path, max_worker_restarts=1) as envs:
-        envs.rollout(Agent(), 5)
+        envs.rollout(AGENT, 5)
         (tmp_path / "exit").touch()
         with pytest.raises(WorkerLost) as caught:
-            envs.rollout(Agent(), 5)
+            envs.rollout(AGENT, 5)
         for part in ("worker", HOST, "SIGKILL", "max_worker_restarts"):
             assert part in str(caught.value)
         (tmp_path / "exit").unlink()
         with pytest.raises(WorkerLost):
-            envs.rollout(Agent(), 5)
+            envs.rollout(AGENT, 5)
 
 
 def test_stream_goes_on_without_a_worker_that_is_given_up(tmp_path):
     accounts = Accounts()
     with cluster(tmp_path, max_worker_restarts=0) as envs:
-        stream = envs.stream(Agent(), 5)
+        stream = envs.stream(AGENT, 5)
         accounts.add(next(stream))
         os.kill(pids(envs)[0], signal.SIGKILL)
         wait_until(lambda: envs.stats().workers[0].stage == "given up", "worker 0 is given up")
@@ -453,21 +454,21 @@ def test_timeout_of_step_loses_nothing(tmp_path):
 def test_timeout_of_rollout_loses_nothing(tmp_path):
     accounts = Accounts()
     with cluster(tmp_path) as envs:
-        accounts.add(envs.rollout(Agent(), 5))
+        accounts.add(envs.rollout(AGENT, 5))
         hold(tmp_path)
         for _ in range(2):
             with pytest.raises(ClusterTimeout, match="worker 0"):
-                envs.rollout(Agent(), 5, timeout_s=0.2)
+                envs.rollout(AGENT, 5, timeout_s=0.2)
         let_go(tmp_path)
-        accounts.add(envs.rollout(Agent(), 5))
-        accounts.add(envs.rollout(Agent(), 5))
+        accounts.add(envs.rollout(AGENT, 5))
+        accounts.add(envs.rollout(AGENT, 5))
         assert accounts.num_env_objects == 2
 
 
 def test_timeout_of_stream_loses_nothing(tmp_path):
     accounts = Accounts()
     with cluster(tmp_path) as envs:
-        stream = envs.stream(Agent(), 5, timeout_s=0.5)
+        stream = envs.stream(AGENT, 5, timeout_s=0.5)
         accounts.add(next(stream))
         hold(tmp_path)
         with pytest.raises(ClusterTimeout, match="worker 0"):
@@ -490,14 +491,14 @@ def test_close_while_workers_step(tmp_path):
         envs.close()
         envs.close()
         assert not any(map(is_running, processes))
-        for call in (lambda: envs.recv(), lambda: envs.rollout(Agent(), 1), lambda: envs.stats(), lambda: envs.reset()):
+        for call in (lambda: envs.recv(), lambda: envs.rollout(AGENT, 1), lambda: envs.stats(), lambda: envs.reset()):
             with pytest.raises(PoolClosed):
                 call()
 
 
 def test_close_within_a_stream(tmp_path):
     with cluster(tmp_path) as envs:
-        stream = envs.stream(Agent(), 5)
+        stream = envs.stream(AGENT, 5)
         next(stream)
         envs.close()
         with pytest.raises((StopIteration, PoolClosed)):
@@ -506,7 +507,7 @@ def test_close_within_a_stream(tmp_path):
 
 def test_garbage_collected(tmp_path):
     envs = envfleet.ClusterEnv(CountingEnv, 2, **QUICK)
-    stream = envs.stream(Agent(), 5)
+    stream = envs.stream(AGENT, 5)
     next(stream)
     processes = pids(envs)
     del envs, stream
@@ -610,7 +611,7 @@ def test_ctrl_c(run_folders):
 def test_a_fork_of_the_head_does_not_disturb_it(tmp_path):
     accounts = Accounts()
     with cluster(tmp_path) as envs:
-        stream = envs.stream(Agent(), 5)
+        stream = envs.stream(AGENT, 5)
         accounts.add(next(stream))
         child = os.fork()
         if child == 0:
@@ -636,7 +637,7 @@ def test_a_fork_of_the_head_does_not_disturb_it(tmp_path):
 def test_a_second_process_takes_over(tmp_path, caplog):
     accounts = Accounts()
     with cluster(tmp_path) as envs:
-        stream = envs.stream(Agent(), 5)
+        stream = envs.stream(AGENT, 5)
         accounts.add(next(stream))
         older = pids(envs)[0]
         command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", envs._run.head.address, "--worker", "0"]
@@ -669,14 +670,14 @@ def test_a_worker_of_another_run_is_refused(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert "this run has workers 0 to 0, no worker 7" in done.stderr
         assert sum(envs.stats().num_refused.values()) >= 1
-        envs.rollout(Agent(), 5)
+        envs.rollout(AGENT, 5)
 
 
 def test_a_late_worker_is_taken_in(tmp_path):
     """A stream goes on while a worker is away, and has its rollouts again when it is back."""
     accounts = Accounts()
     with cluster(tmp_path) as envs:
-        stream, before = envs.stream(Agent(), 5), pids(envs)
+        stream, before = envs.stream(AGENT, 5), pids(envs)
         os.kill(before[1], signal.SIGKILL)
         wait_until(lambda: envs.stats().workers[1].stage != "present", "the loss is known")
         deadline_s = time.monotonic() + 30
@@ -704,8 +705,8 @@ def test_the_same_answer_twice(tmp_path):
     launcher = ByHand(lambda address: [HandWorker(address, answers=twice)])
     with cluster(tmp_path, 1, launcher=launcher) as envs:
         for _ in range(3):
-            accounts.add(envs.rollout(Agent(), 5))
-        stream = envs.stream(Agent(), 5)
+            accounts.add(envs.rollout(AGENT, 5))
+        stream = envs.stream(AGENT, 5)
         for _ in range(5):
             accounts.add(next(stream))
         (reason,) = [reason for reason in envs.stats().num_refused if "before" in reason]
@@ -722,7 +723,7 @@ def test_answers_too_early_and_to_no_order(tmp_path):
     launcher = ByHand(lambda address: [HandWorker(address, answers=out_of_turn)])
     with cluster(tmp_path, 1, launcher=launcher) as envs:
         for _ in range(3):
-            assert envs.rollout(Agent(), 5).num_steps == 5
+            assert envs.rollout(AGENT, 5).num_steps == 5
         refused = envs.stats().num_refused
         assert any("no such order" in reason for reason in refused)
 
@@ -738,7 +739,7 @@ def test_an_answer_of_a_former_process(tmp_path):
     with cluster(tmp_path, 1, launcher=launcher) as envs:
         (former,) = launcher.started
         with pytest.raises(ClusterTimeout):
-            envs.rollout(Agent(), 5, timeout_s=0.3)
+            envs.rollout(AGENT, 5, timeout_s=0.3)
         wait_until(lambda: len(orders) == 1, "the first process has the order")
         with HandWorker(envs._run.head.address, answers=keep) as newer:
             wait_until(lambda: newer.has(Collect), "the second has it, too")
@@ -746,7 +747,7 @@ def test_an_answer_of_a_former_process(tmp_path):
             former.send(former.rollout(orders[0]))
             wait_until(lambda: envs.stats().num_refused.get("from no member", 0) > 0, "its answer is refused")
             newer.send(newer.rollout(orders[1]))
-            rollout = envs.rollout(Agent(), 5)
+            rollout = envs.rollout(AGENT, 5)
             assert rollout.obs[0, 0, 0] == int.from_bytes(newer.process[:6])
             assert envs.stats().workers[0].num_rollouts == 1
 
@@ -759,7 +760,7 @@ def test_a_malformed_answer_is_an_error(tmp_path):
     launcher = ByHand(lambda address: [HandWorker(address, answers=wrong)])
     with cluster(tmp_path, 1, launcher=launcher) as envs:
         with pytest.raises(WorkerFailed, match=r"worker 0.*malformed"):
-            envs.rollout(Agent(), 5)
+            envs.rollout(AGENT, 5)
         assert envs.stats().num_refused["malformed"] == 1
 
 
@@ -767,10 +768,10 @@ def test_one_that_joins_and_falls_silent(tmp_path, caplog):
     """Its connection is closed: it is lost after reconnect_s, and the error says so."""
     launcher = ByHand(lambda address: [HandWorker(address)])
     with cluster(tmp_path, 1, launcher=launcher, reconnect_s=0.5, max_worker_restarts=0) as envs:
-        envs.rollout(Agent(), 5)
+        envs.rollout(AGENT, 5)
         launcher.started[0].close()
         with pytest.raises(WorkerLost, match=r"worker 0 \(host by-hand.*closed for 0.5 s"):
-            envs.rollout(Agent(), 5)
+            envs.rollout(AGENT, 5)
     assert "given up" in caplog.text
 
 
@@ -787,9 +788,9 @@ def test_disk_is_full(tmp_path, backend):
     accounts = Accounts()
     with cluster(tmp_path, launcher=Local(log_dir=logs), backend=backend) as envs:
         for _ in range(3):
-            accounts.add(envs.rollout(Agent(), 5))
+            accounts.add(envs.rollout(AGENT, 5))
         os.kill(pids(envs)[0], signal.SIGKILL)
-        accounts.add(envs.rollout(Agent(), 5))
+        accounts.add(envs.rollout(AGENT, 5))
         with pytest.raises(PolicyFailed):  # which the worker would log
             envs.rollout(RaisingAgent(), 5)
 
@@ -805,5 +806,5 @@ def test_logs_stay_where_they_were_asked_for(tmp_path):
     logs = tmp_path / "logs"
     with cluster(tmp_path, launcher=Local(log_dir=logs)) as envs:
         (tmp_path / "print").touch()
-        envs.rollout(Agent(), 2)
+        envs.rollout(AGENT, 2)
     assert all("xxx" in (logs / f"worker-{worker}.log").read_text() for worker in range(2))

@@ -2,14 +2,15 @@
 
 import random
 from collections import deque
+from itertools import pairwise
 
 import pytest
 
-from envfleet.cluster.orders import Ledger, Outbox, Verdict
+from envfleet.cluster.orders import LONGEST_RESEND_S, Expected, Ledger, Outbox, Verdict
 
 
 def issue(ledger, now_s=0.0):
-    return ledger.issue(lambda order, accepted: [order, accepted], now_s)
+    return ledger.issue(lambda order, accepted: [order, accepted], Expected(dict), now_s)
 
 
 def test_orders_are_numbered_from_one_and_say_what_was_accepted():
@@ -28,7 +29,7 @@ def test_an_order_that_cannot_be_encoded_was_never_given():
         raise ValueError("no")
 
     with pytest.raises(ValueError):
-        ledger.issue(cannot, 0.0)
+        ledger.issue(cannot, Expected(dict), 0.0)
     assert (ledger.num_issued, len(ledger.open)) == (0, 0)
     assert issue(ledger).number == 1
 
@@ -75,8 +76,36 @@ def test_orders_are_sent_again_until_they_are_received():
     assert ledger.overdue(0, 1.0, resend_s=1.0) == []
     assert [order.number for order in ledger.overdue(0, 2.0, resend_s=1.0)] == [1, 2]
     assert ledger.overdue(0, 2.5, resend_s=1.0) == []  # they are on their way again
-    assert [order.number for order in ledger.overdue(1, 9.0, resend_s=1.0)] == [2, 3]
+    assert numbers_of(ledger.overdue(1, 9.0, resend_s=1.0)) == [2, 3]
     assert ledger.overdue(3, 99.0, resend_s=1.0) == []
+
+
+def test_repetitions_become_rarer_but_never_stop():
+    ledger, outbox = Ledger(), Outbox(received=0)
+    issue(ledger, 0.0)
+    outbox.add(1, [1], 0.0)
+    times = []
+    for tenths in range(1, 100_000):
+        is_sent = bool(ledger.overdue(0, tenths / 10, resend_s=1.0))
+        assert bool(outbox.overdue(tenths / 10, resend_s=1.0)) is is_sent
+        if is_sent:
+            times.append(tenths / 10)
+    pauses = [after - before for before, after in pairwise(times)]
+    assert 1.0 < times[0] < 1.2
+    assert pauses == sorted(pauses, key=lambda pause: round(pause, 6))
+    assert LONGEST_RESEND_S < pauses[-1] < LONGEST_RESEND_S + 0.2
+
+
+def test_what_nobody_takes_for_days_is_still_repeated():
+    ledger = Ledger()
+    order = issue(ledger, 0.0)
+    order.num_repeats = 5000
+    assert ledger.overdue(0, 1e6, resend_s=1.0) == [order]
+
+
+def test_an_order_knows_its_answer():
+    order = Ledger().issue(lambda order, accepted: [], Expected(dict, num_steps=5), 0.0)
+    assert order.expects == Expected(dict, 5)
 
 
 def test_outbox_takes_each_order_once_and_in_turn():
@@ -134,7 +163,7 @@ def numbers_of(orders):
     return [order.number for order in orders]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_wire_gives_exactly_once(seed):
     """Processes die in between. Each order is carried out once by each process, each answer accepted once, in turn."""
     rng, num_orders = random.Random(seed), 40

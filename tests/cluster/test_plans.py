@@ -7,8 +7,8 @@ import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
-
 from detach_envs import EveryKindEnv
+
 from envfleet import ClusterEnv, EnvSpec, UsageError
 from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
 from envfleet.cluster.values_wire import from_plain

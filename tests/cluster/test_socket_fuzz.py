@@ -62,7 +62,8 @@ def well_formed(draw):
     return [msgspec.msgpack.encode((fields, arrays)), *(draw(st.binary(max_size=16)) for _ in arrays)]
 
 
-ANY = st.lists(st.binary(max_size=200), min_size=1, max_size=5) | mutated() | well_formed()
+INTACT = st.sampled_from(MESSAGES).map(lambda message: [bytes(frame) for frame in encode(message)])
+ANY = INTACT | st.lists(st.binary(max_size=200), min_size=1, max_size=5) | mutated() | well_formed()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from envfleet.cluster.desk import Answered
 from envfleet.cluster.membership import Member
 from envfleet.cluster.messages import EnvFailure, OrderFailed
+from envfleet.cluster.values_wire import from_plain
 from envfleet.contract import errors
 from envfleet.contract.errors import ChildDied, EnvFailed, PolicyFailed, UsageError, WorkerFailed
 
@@ -43,8 +44,8 @@ def errors_of(
         env_ids = range(member.worker * num_envs, (member.worker + 1) * num_envs)
         return [
             ChildDied(
-                f"worker {member.worker} was lost ({problem(member.worker)}), and the episodes of its envs "
-                f"{env_ids.start} to {env_ids.stop - 1} with it; {member} has taken over",
+                f"lost: {problem(member.worker)}. The episodes of its envs {env_ids.start} to {env_ids.stop - 1} "
+                f"end here; {member} has taken over",
                 env_id=env_ids.start,
                 env_ids=env_ids,
             )
@@ -70,7 +71,7 @@ def _env_failed(failure: EnvFailure, member: Member) -> Exception:
         env_id=failure.env_id,
         child_traceback=failure.traceback,
         seed=failure.seed,
-        last_action=failure.last_action,
+        last_action=from_plain(failure.last_action),
     )
 
 

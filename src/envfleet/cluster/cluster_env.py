@@ -114,21 +114,25 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             reconnect_s: A worker whose connection stays closed for so long is lost.
             resend_s: Messages are repeated if they are not known to have arrived after so long.
         """
-        _require_counts(num_workers=num_workers, num_envs_per_worker=num_envs_per_worker, credit=credit)
+        num_workers = _whole("num_workers", num_workers)
+        num_envs_per_worker = _whole("num_envs_per_worker", num_envs_per_worker)
+        seeds_of(seed, num_workers * num_envs_per_worker)
+        if max_episode_steps is not None:
+            max_episode_steps = _whole("max_episode_steps", max_episode_steps)
         if on_env_error not in ("raise", "restart"):
             raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
         self.num_envs = num_workers * num_envs_per_worker
         self.num_workers = num_workers
         self.num_envs_per_worker = num_envs_per_worker
-        self.batch_size = self.num_envs if batch_size is None else batch_size
+        self.batch_size = self.num_envs if batch_size is None else _whole("batch_size", batch_size)
         if not 1 <= self.batch_size <= self.num_envs or self.batch_size % num_envs_per_worker:
             raise UsageError(
                 f"batch_size must be a multiple of num_envs_per_worker={num_envs_per_worker}, at most "
                 f"{self.num_envs}; got {batch_size}"
             )
         self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
-        self._credit = credit
-        self._timeout_s = timeout_s
+        self._credit = _whole("credit", credit)
+        self._timeout_s = _positive("timeout_s", timeout_s)
         self._first_seed = seed
         self._agent: Any = None
         self._code: PolicyCode | None = None
@@ -205,7 +209,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if is_policy_like(actions):
             return self._step_with(actions)
         self.send(actions)
-        return self._stepping.recv(self.batch_size // self.num_envs_per_worker, self._timeout_s)
+        result = self._stepping.recv(self.batch_size // self.num_envs_per_worker, self._timeout_s)
+        if self.batch_size < self.num_envs:
+            result[4]["env_id"] = self._stepping.last_env_ids
+        return result
 
     def render(self) -> tuple[Any, ...] | None:
         """The rendered frames of all envs."""
@@ -277,8 +284,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 f"envs are in flight: send() more"
             )
         result = stepping.recv(num_workers, self._timeout_s if timeout_s is None else timeout_s)
-        env_ids = np.arange(self.num_envs, dtype=np.int32)
-        result[4]["env_id"] = np.concatenate([env_ids[stepping.rows_of(worker)] for worker in stepping.last_workers])
+        result[4]["env_id"] = stepping.last_env_ids
         return result
 
     # -- DETACH: the policy acts on the workers --
@@ -290,8 +296,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         After ClusterTimeout or EnvFailed nothing is lost: call it again for the same rollout.
         """
         self._require_open()
-        _require_counts(num_steps=num_steps)
-        if not self._collecting.is_begun(num_steps):
+        num_steps = _whole("num_steps", num_steps)
+        if not (self._collecting.is_begun(num_steps) and agent is self._agent):
             self.publish(agent)
             self._collecting.begin(num_steps)
         return self._collecting.finish(self._timeout_s if timeout_s is None else timeout_s)
@@ -303,7 +309,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         the others go on without it. To leave the loop ends the stream: rollouts that were not taken are dropped.
         """
         self._require_open()
-        _require_counts(num_steps=num_steps)
+        num_steps = _whole("num_steps", num_steps)
         self.publish(agent)
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return RolloutStream(self._run, self._form, num_steps, self._credit, timeout_s)
@@ -341,9 +347,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._require_open()
         if seed is None:
             seed, self._first_seed = self._first_seed, None
+        seeds = seeds_of(seed, self.num_envs)
         if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))  # for np_random
-        seeds = seeds_of(seed, self.num_envs)
         options = None if options is None else dict(options)
         mask = None if options is None else take_reset_mask(options, self.num_envs)
         self._stepping.send_reset(self._autoreset.value, seeds, to_plain(options, "options"), mask)
@@ -388,7 +394,13 @@ def _first(tree: Any) -> Any:
     return None if tree is None else tree[0]
 
 
-def _require_counts(**counts: Any) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
-            raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
+def _positive(name: str, seconds: float) -> float:
+    if not seconds > 0:
+        raise UsageError(f"{name} must be positive; got {seconds!r}")
+    return seconds
+
+
+def _whole(name: str, count: Any) -> int:
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
+    return int(count)

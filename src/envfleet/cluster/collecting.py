@@ -36,8 +36,8 @@ class Collecting:
         """Have all workers collect."""
         self._run.begin(None)
         self._run.begin(self)
-        self._num_steps = num_steps
         _issue(self._run, range(self._run.num_workers), num_steps)
+        self._num_steps = num_steps  # last: it is begun if nothing was wrong
 
     def finish(self, timeout_s: float) -> Rollout:
         """Wait for the rollout that was begun. After an error the same call goes on where it was."""

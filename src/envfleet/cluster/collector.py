@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.cluster import stacks
+from envfleet.cluster.codec import DTYPES, NAME_OF
 from envfleet.contract.errors import EnvFailed, UsageError
 from envfleet.contract.policy import Acted, Policy
 from envfleet.contract.spaces import SpaceTree
@@ -148,6 +149,8 @@ class _Recorder:
             self.log_probs = np.empty(self._shape, np.float32)
         for name, values in acted.extras.items():
             array = np.asarray(values)
+            if array.dtype not in NAME_OF:
+                raise TypeError(f"extra {name!r} has dtype {array.dtype}; the wire knows {', '.join(DTYPES)}")
             self.extras[name] = np.empty((*self._shape, *array.shape[1:]), array.dtype)
 
     @property

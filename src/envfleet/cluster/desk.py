@@ -32,6 +32,7 @@ class Desk:
     is_ready: bool = False
     not_ready: NotReady | None = None
     member: Member | None = None  # the last one
+    problem: str = ""  # which process was lost last, and why
     num_steps: int = 0
     num_rollouts: int = 0
     num_pulls: int = 0

@@ -19,6 +19,7 @@ from envfleet.cluster.desk import Answered, Desk
 from envfleet.cluster.head_socket import HeadSocket
 from envfleet.cluster.membership import Member, Membership
 from envfleet.cluster.messages import (
+    PROCESS_NAME_BYTES,
     PROTOCOL_VERSION,
     Alive,
     Announce,
@@ -160,7 +161,7 @@ class Head:
             return True
 
     def name_of(self, worker: int) -> str:
-        """How errors name a worker: with the host and pid of its process, if one has joined."""
+        """How errors name a worker: with the host and pid of its process, if one is there."""
         return str(self._membership.worker(worker) or f"worker {worker}")
 
     @property
@@ -242,14 +243,18 @@ class Head:
 
     def _lose(self, worker: int, why: str, member: Member | None = None) -> None:
         """`member` is its process, if that had joined."""
-        self.desks[worker].is_ready = False
-        name = member or f"worker {worker}"
+        desk = self.desks[worker]
+        desk.is_ready = False
+        name = str(member or f"worker {worker}")
+        desk.problem = f"{name}: {why}"
         stage = self.staffing.lost(worker, why, _now_s())
         what_next = "it is replaced" if stage is Stage.LOST else "it has been replaced too often: given up"
         logger.warning("%s is lost: %s; %s", name, why, what_next)
 
     def receive(self, process: bytes, frames: list[Any]) -> None:
         """Whatever came, from whomever."""
+        if len(process) != PROCESS_NAME_BYTES:  # also what a closed connection has left behind, under a new name
+            return self._refuse("malformed", process, "the sender has no name of its own")
         try:
             message, arrays = self._decoder.decode(frames)
         except BadMessage as error:

@@ -17,6 +17,7 @@ import zmq  # noqa: TID253 - only the cluster's own processes come here
 
 from envfleet.cluster.codec import BadMessage, Decoder, encode
 from envfleet.cluster.messages import (
+    PROCESS_NAME_BYTES,
     PROTOCOL_VERSION,
     Alive,
     Announce,
@@ -63,7 +64,7 @@ class Link:
     def __init__(self, address: str, worker: int, keys: str | None, silence_s: float) -> None:
         """Connect, and ask to join."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._process = secrets.token_bytes(16)
+        self._process = secrets.token_bytes(PROCESS_NAME_BYTES)
         self._dealer = open_dealer(self._context, address, self._process, keys, silence_s)
         path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
         self._watchdog = Watchdog(self._dealer, path)

@@ -14,6 +14,7 @@ import msgspec
 from envfleet.cluster.sync import SyncRule
 
 PROTOCOL_VERSION = 1
+PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: its ROUTING_ID
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class EnvFailure(msgspec.Struct, frozen=True):
     error: str
     traceback: str
     seed: int | None
-    last_action: str
+    last_action: Any  # as values_wire has it
 
 
 # -- worker -> head --

@@ -47,7 +47,7 @@ class Numbered:
 
     def is_overdue(self, now_s: float, resend_s: float) -> bool:
         """Is it time to send it again? Ever more rarely: a slow network must not be filled with repetitions."""
-        return now_s - self.sent_s > min(resend_s * 2.0**self.num_repeats, max(resend_s, LONGEST_RESEND_S))
+        return now_s - self.sent_s > min(resend_s * 2.0 ** min(self.num_repeats, 60), max(resend_s, LONGEST_RESEND_S))
 
     def repeat(self, now_s: float) -> None:
         """It is sent again."""

@@ -13,7 +13,9 @@ from envfleet.cluster.messages import PoolPlan
 from envfleet.cluster.values_wire import NotPlain, to_plain
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of
+from envfleet.pool.making import BACKENDS
 
 Env = EnvLike | Sequence[Callable[..., Any]]
 
@@ -38,6 +40,20 @@ def pool_plans(
     num_envs = num_workers * num_envs_per_worker
     if isinstance(env, Sequence) and not isinstance(env, str) and len(env) != num_envs:
         raise UsageError(f"a list of env factories must have {num_envs} entries, one for each env; got {len(env)}")
+    if not (isinstance(env, str | EnvSpec | GymnasiumSpec | Sequence) or callable(env)):
+        raise UsageError(
+            f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "
+            f"got {type(env).__name__}"
+        )
+    if backend not in BACKENDS:
+        raise UsageError(f"no backend is called {backend!r}; known: {', '.join(BACKENDS)}")
+    PoolConfig(  # checks itself
+        num_envs=num_envs_per_worker,
+        max_env_restarts=max_env_restarts,
+        num_workers=num_workers_of_pool,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
+    )
     plain = _plain_env(env)
     kwargs = None if plain is None else _plain_kwargs(plain, env_kwargs, num_envs)
     travels_plain = plain is not None and kwargs is not None
@@ -49,8 +65,8 @@ def pool_plans(
             env_id=plain.id if travels_plain and plain is not None else None,
             env_factory=plain.factory if travels_plain and plain is not None else None,
             env_kwargs=None if kwargs is None else kwargs[_rows(worker, num_envs_per_worker)],
-            max_episode_steps=max_episode_steps or (own.max_episode_steps if own is not None else None),
-            render_mode=render_mode or (own.render_mode if own is not None else None),
+            max_episode_steps=own.max_episode_steps if max_episode_steps is None and own else max_episode_steps,
+            render_mode=own.render_mode if render_mode is None and own else render_mode,
             backend=backend,
             num_workers=num_workers_of_pool,
             max_env_restarts=max_env_restarts,
@@ -73,8 +89,9 @@ def env_pickles(env: Env, plans: Sequence[PoolPlan], env_kwargs: EnvKwargs) -> t
             continue
         rows = _rows(worker, plan.num_envs)
         kwargs = None
-        if env_kwargs is not None:
-            kwargs = [kwargs_of(env_kwargs, env_id, num_envs) for env_id in range(num_envs)[rows]]
+        own_kwargs = env.kwargs if isinstance(env, EnvSpec) else {}
+        if env_kwargs is not None or own_kwargs:
+            kwargs = [{**own_kwargs, **kwargs_of(env_kwargs, env_id, num_envs)} for env_id in range(num_envs)[rows]]
         its_env = list(env[rows]) if isinstance(env, Sequence) and not isinstance(env, str) else _resolved(env)
         try:
             pickles.append(cloudpickle.dumps((its_env, kwargs)))

@@ -21,7 +21,6 @@ Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 MOST_EXTRAS = 64
-MOST_COPIED_BYTES = 1 << 20
 FIXED = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
 
 
@@ -160,6 +159,8 @@ class RolloutForm:
     def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected]) -> Array:
         """[T + 1, N, ...]"""
         name = f"obs.{index}"
+        if len(parts) == 1 and name in parts[0].arrays:
+            return parts[0].arrays[name]  # as it came, without a copy: it cannot be written
         if all(name in part.arrays for part in parts):
             return _joined(parts, name, axis=1)
         joined = np.empty((parts[0].num_steps + 1, self.num_envs * len(parts), *leaf.shape), leaf.dtype)
@@ -212,10 +213,7 @@ def _require(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[
 
 
 def _joined(parts: Sequence[Collected], name: str, axis: int = 0) -> Array:
-    """One large part is handed on as it came, without a copy: it cannot be written."""
-    if len(parts) == 1:
-        array = parts[0].arrays[name]
-        return array if array.nbytes > MOST_COPIED_BYTES else array.copy()
+    """A new array."""
     return np.concatenate([part.arrays[name] for part in parts], axis=axis)
 
 

@@ -167,8 +167,8 @@ class Run:
         self._wait(is_done, workers, timeout_s)
 
     def problem(self, worker: int) -> str:
-        """Why a worker was last lost."""
-        return self.head.staffing.posts[worker].problem
+        """Which process of a worker was lost last, and why."""
+        return self.head.desks[worker].problem
 
     def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float) -> None:
         if not self.head.wait(is_done, timeout_s):
@@ -180,7 +180,7 @@ class Run:
             w for w in workers if self.head.staffing.posts[w].stage is Stage.GIVEN_UP and not self.head.desks[w].answers
         ]
         if len(gone) > num_spare:
-            lost = "; ".join(f"{self.head.name_of(w)}: {self.problem(w)}{self._log(w)}" for w in gone)
+            lost = "; ".join(f"{self.problem(worker)}{self._log(worker)}" for worker in gone)
             raise WorkerLost(f"lost, and replaced as often as max_worker_restarts allows: {lost}")
 
     def _about(self, worker: int) -> str:

@@ -109,6 +109,12 @@ class Stepping:
         self._held = None
         return self._form.join_rows([each.result for each in answers if isinstance(each.result, Rows)])
 
+    @property
+    def last_env_ids(self) -> Array:
+        """Which env each row of the batch that was returned last belongs to."""
+        env_ids = np.arange(self._num_envs, dtype=np.int32)
+        return np.concatenate([env_ids[self.rows_of(worker)] for worker in self.last_workers])
+
     def _step_order(self, order: int, accepted: int) -> Step:
         return Step(order=order, accepted=accepted, autoreset=self._autoreset)
 

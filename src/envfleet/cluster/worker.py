@@ -60,10 +60,11 @@ class Worker:
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
         self._held = _HeldPolicy()
+        self._ready = self._introduction()
 
     def run(self) -> NoReturn:
         """Until the head says stop, or is gone."""
-        self._say_ready()
+        self._link.say_ready(*self._ready)
         while True:
             order, arrays = self._link.next_order()
             try:
@@ -83,7 +84,8 @@ class Worker:
         """Close the pool."""
         self._pool.close()
 
-    def _say_ready(self) -> None:
+    def _introduction(self) -> tuple[Ready, Arrays]:
+        """What the head must know; raises UsageError for spaces that cannot cross the wire."""
         pool = self._pool.envs
         obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
         actions, action_arrays = describe_space(pool.single_action_space, "action_space")
@@ -91,7 +93,7 @@ class Worker:
         ready = Ready(
             observation_space=obs, action_space=actions, metadata=plain_parts(metadata, "metadata"), backend=""
         )
-        self._link.say_ready(ready, {**obs_arrays, **action_arrays})
+        return ready, {**obs_arrays, **action_arrays}
 
     def _carry_out(self, order: Any, arrays: Arrays) -> None:
         link = self._link
@@ -108,7 +110,7 @@ class Worker:
             plain = to_plain(list(values), f"the result of {order.name!r}")
             link.answer(ValuesReady(order=order.order, values=plain))
         elif isinstance(order, SetAttr):
-            self._pool.envs.set_attr(order.name, from_plain(order.values))
+            self._pool.set_attr(order.name, from_plain(order.values))
             link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:

@@ -44,7 +44,9 @@ class WorkerPool:
         """An env that cannot be built raises here."""
         self._plan = welcome.plan
         self._env, self._env_kwargs = _env_of(welcome.plan, arrays)
-        self._seed = _first_seed(welcome.plan, welcome.epoch)
+        self._epoch = welcome.epoch
+        self._num_builds = 0
+        self._attributes: dict[str, list[Any]] = {}  # what set_attr() has set: a new pool gets it, too
         self._autoreset = Autoreset(welcome.plan.autoreset)
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
@@ -67,7 +69,11 @@ class WorkerPool:
         if is_partial:
             options = {**(options or {}), "reset_mask": np.array(order.mask)}
         failures: list[Exception] = []
-        arguments = {"seed": order.seeds, "options": options}
+        seeds = order.seeds
+        if self._episodes is Episodes.NONE and not any(seed is not None for seed in seeds):
+            # So that a rollout, which may need another pool, can begin with the very same episodes.
+            seeds = np.random.SeedSequence().generate_state(len(seeds)).tolist()
+        arguments = {"seed": seeds, "options": options}
         result = _received(lambda: self.envs.reset(**arguments), self.envs, failures)
         obs, info = result if len(result) == 2 else (result[0], result[4])
         self._episodes = Episodes.RUNNING if is_partial else Episodes.FRESH
@@ -106,6 +112,11 @@ class WorkerPool:
         self._episodes = Episodes.RUNNING
         return self._collector
 
+    def set_attr(self, name: str, values: list[Any]) -> None:
+        """Of each env, also if the pool is built anew."""
+        self.envs.set_attr(name, values)
+        self._attributes[name] = values
+
     def failure(self, error: Exception) -> EnvFailure:
         """What the head is told of an env that failed."""
         return EnvFailure(
@@ -114,7 +125,7 @@ class WorkerPool:
             error=sendable(str(error.args[0]) if error.args else str(error)),
             traceback=sendable(getattr(error, "child_traceback", "")),
             seed=getattr(error, "seed", None),
-            last_action=sendable(str(getattr(error, "last_action", None))),
+            last_action=_plain_action(getattr(error, "last_action", None)),
         )
 
     # -- inside --
@@ -126,7 +137,7 @@ class WorkerPool:
             plan.num_envs,
             backend=plan.backend,  # type: ignore[arg-type]  # make() checks it
             autoreset_mode=self._autoreset,
-            seed=self._seed,
+            seed=_first_seed(plan, self._epoch, self._num_builds),
             env_kwargs=self._env_kwargs,
             max_episode_steps=plan.max_episode_steps,
             num_workers=plan.num_workers,
@@ -140,6 +151,9 @@ class WorkerPool:
         self._actions = SpaceTree(self.envs.single_action_space)
         self._episodes = Episodes.NONE
         self._collector = None
+        self._num_builds += 1
+        for name, values in self._attributes.items():
+            self.envs.set_attr(name, values)
 
     def _rebuild(self, autoreset: Autoreset) -> None:
         if self._episodes is Episodes.RUNNING and not self.envs.closed:
@@ -202,6 +216,13 @@ def sendable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _plain_action(action: Any) -> Any:
+    try:
+        return to_plain(action)
+    except NotPlain:
+        return to_plain(sendable(repr(action)))
+
+
 def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception]) -> Any:
     """The result of a reset or step. Envs that failed have rows all the same; who asked hears of them."""
     try:
@@ -228,9 +249,11 @@ def _env_of(plan: PoolPlan, arrays: Arrays) -> tuple[Any, Any]:
     return spec, None if plan.env_kwargs is None else [from_plain(each) for each in plan.env_kwargs]
 
 
-def _first_seed(plan: PoolPlan, epoch: int) -> int | None:
-    """A replacement gets seeds of its own, the same ones in each run: those of the lost episodes are used up."""
+def _first_seed(plan: PoolPlan, epoch: int, num_builds: int) -> int | None:
+    """A later pool gets seeds of its own, the same ones in each run: those of the first pool's episodes are used up."""
     if plan.seed is None:
         return None
     seed = plan.seed + plan.first_env_id
-    return seed if epoch == 1 else int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    if epoch == 1 and num_builds == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, epoch, num_builds)).generate_state(1)[0])

@@ -18,7 +18,7 @@ class Rollout:
 
     Envs reset themselves in the step that ends an episode, so every row is a real transition: `obs[t]` was acted on
     with `actions[t]`, which gave `rewards[t]`. What the episode came to then is in `final_obs`, not in `obs[t + 1]`.
-    Large arrays of a single worker's rollout are the received message itself, and cannot be written.
+    Observations of a single worker's rollout are the received message itself, and cannot be written.
     A tree is one array, or a dict or tuple of trees, in the form of the space. F episodes ended in this rollout.
     """
 

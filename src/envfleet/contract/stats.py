@@ -64,7 +64,7 @@ class RunStats:
 
 def _bytes(number: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
+        if number < 999.5:
             return f"{number:.3g} {unit}"
         number /= 1000
-    return f"{number:.3g} TB"
+    return f"{number:,.0f} TB" if number >= 99.5 else f"{number:.3g} TB"

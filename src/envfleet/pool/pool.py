@@ -247,9 +247,10 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:
             seed, self._first_seed = self._first_seed, None
+        seeds = seeds_of(seed, self.num_envs)
         if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))  # for np_random
-        return seeds_of(seed, self.num_envs)
+        return seeds
 
     def _env_ids(self, env_id: ArrayLike) -> IntArray:
         ids = np.asarray(env_id)
