@@ -48,6 +48,7 @@ Arrays = Mapping[str, Array]
 JOIN_S = 60.0  # for an answer to Join
 PULL_S = 60.0  # for an answer to a pull
 ASK_AGAIN_S = 1.0
+HEAD_SILENT_S = 600.0  # heartbeats that are not answered for so long, though the connection is open: the head is gone
 
 
 class Cancelled(Exception):
@@ -75,6 +76,7 @@ class Link:
         self._code: tuple[Code, Arrays] | None = None
         self._weights: tuple[Weights, Arrays] | None = None
         self._next_beat_s = 0.0
+        self._num_unanswered = 0  # heartbeats
         self._heartbeat_s = 1.0
         self._resend_s = 5.0
         self._ready_frames: list[Any] | None = None  # to be said again until the head has heard it
@@ -183,6 +185,7 @@ class Link:
             except BadMessage as error:
                 logger.warning("a message of the head was dropped: %s", error)
                 continue
+            self._num_unanswered = 0
             self._take(message, arrays)
         if self._watchdog.head_is_gone:
             raise Leave("the head is gone")
@@ -222,6 +225,9 @@ class Link:
     def _do_what_is_due(self, now_s: float) -> None:
         if self._welcome is None or now_s < self._next_beat_s:
             return
+        if self._num_unanswered * self._heartbeat_s > HEAD_SILENT_S:
+            raise Leave(f"the head has not answered {self._num_unanswered} heartbeats")
+        self._num_unanswered += 1
         self._next_beat_s = now_s + min(self._heartbeat_s, self._resend_s)
         self._send(encode(Heartbeat(received=self._outbox.received)))
         for answer in self._outbox.overdue(now_s, self._resend_s):
