@@ -31,7 +31,6 @@ from cluster_contenders import (
     cluster_rollout,
     cluster_step,
     cluster_stream,
-    envs_alone,
     one_process,
     torchrl,
     zeromq,
@@ -46,6 +45,7 @@ PACKAGES = ("envfleet", "gymnasium", "torch", "pyzmq", "msgspec", "numpy")
 TCP = "tcp://127.0.0.1:0"
 SMALL, MIDDLE = 8, 64  # envs of a worker
 NUM_STEPS = 64
+POLICIES = ("module", "traced", "numpy")  # see cluster_rollout()
 
 
 def _image_row(stacked: bool) -> Row:
@@ -61,7 +61,6 @@ def _image_row(stacked: bool) -> Row:
         comparisons=(
             Comparison(stream, zeromq(num_bytes), Target.RATIO_AT_LEAST, 0.8),
             Comparison(stream, zeromq(num_bytes, refill=True), Target.RATIO_AT_LEAST),
-            Comparison(stream, envs_alone(stacked, MIDDLE), Target.RATIO_AT_LEAST),
         ),
     )
 
@@ -74,9 +73,12 @@ ROWS = (
         cpu_for="env step",
         number=lambda window: window.rate,
         comparisons=(
-            Comparison(cluster_rollout(SMALL), RLLIB, Target.RATIO_AT_LEAST, 8.0),
-            Comparison(cluster_rollout(SMALL), torchrl(is_compiled=True), Target.RATIO_AT_LEAST, 3.0),
-            Comparison(cluster_rollout(SMALL), torchrl(is_compiled=False), Target.RATIO_AT_LEAST),
+            *(Comparison(cluster_rollout(SMALL, policy), RLLIB, Target.RATIO_AT_LEAST, 8.0) for policy in POLICIES),
+            *(
+                Comparison(cluster_rollout(SMALL, policy), torchrl(is_compiled=True), Target.RATIO_AT_LEAST, 3.0)
+                for policy in POLICIES
+            ),
+            Comparison(cluster_rollout(SMALL), torchrl(is_compiled=False), Target.RATIO_AT_LEAST, 3.0),
         ),
     ),
     Row(

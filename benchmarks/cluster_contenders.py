@@ -42,6 +42,7 @@ class Contender:
     script: str  # in cluster_peers, without .py
     settings: dict[str, Any] = field(default_factory=dict)
     is_peer: bool = False  # runs in the interpreter of --peers-python
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Running:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env={**os.environ, **contender.environment, "PYTHONPATH": search_path},
             start_new_session=True,
         )
         try:
@@ -148,10 +149,11 @@ def torchrl(is_compiled: bool) -> Contender:
     return Contender(name, "torchrl_collector", {**TWO_TIMES_EIGHT, "is_compiled": is_compiled}, is_peer=True)
 
 
-def cluster_rollout(num_envs_per_worker: int, address: str | None = None) -> Contender:
-    """envfleet, two workers."""
-    settings = {"num_workers": 2, "num_envs_per_worker": num_envs_per_worker, "address": address}
-    return Contender("envfleet rollout", "envfleet_rollout", settings)
+def cluster_rollout(num_envs_per_worker: int, policy: str = "module") -> Contender:
+    """envfleet, two workers. `policy`: the torch module as it is, the same traced, or the same network in NumPy."""
+    settings = {"num_workers": 2, "num_envs_per_worker": num_envs_per_worker, "policy": policy}
+    name = {"module": "envfleet rollout", "traced": "envfleet rollout, traced", "numpy": "envfleet rollout, NumPy"}
+    return Contender(name[policy], "envfleet_rollout", settings)
 
 
 def one_process(num_pools: int, num_envs: int, checks_distributions: bool = False) -> Contender:
@@ -178,13 +180,8 @@ def cluster_stream(stacked: bool, num_envs: int, num_steps: int) -> Contender:
     return Contender("envfleet stream", "envfleet_stream", settings)
 
 
-def envs_alone(stacked: bool, num_envs: int) -> Contender:
-    """The same envs in two processes, and nothing is sent."""
-    settings = {"num_workers": 2, "num_envs": num_envs, "stacked": stacked}
-    return Contender("envs alone", "envs_alone", settings)
-
-
 def zeromq(num_bytes: int, refill: bool = False) -> Contender:
     """Two processes that push."""
     name = "ZeroMQ, frames written anew" if refill else "ZeroMQ alone"
-    return Contender(name, "zeromq_push", {"num_workers": 2, "num_bytes": num_bytes, "refill": refill})
+    settings = {"num_workers": 2, "num_bytes": num_bytes, "refill": refill}
+    return Contender(name, "zeromq_push", settings)

@@ -11,16 +11,20 @@ def build(settings: dict[str, Any]) -> Served:
     import torch
 
     import envfleet
-    from cluster_policy import Agent
+    from cluster_policy import Agent, act, log_prob, values
 
     cluster = envfleet.ClusterEnv(
         "CartPole-v1",
         num_workers=settings["num_workers"],
         num_envs_per_worker=settings["num_envs_per_worker"],
-        address=settings.get("address"),
         seed=0,
     )
-    agent = Agent()
+    agent: Any = Agent()
+    if settings["policy"] == "traced":
+        agent = envfleet.TorchPolicy(agent, traced=True)
+    elif settings["policy"] == "numpy":
+        weights = {name: tensor.numpy() for name, tensor in agent.state_dict().items()}
+        agent = envfleet.FunctionPolicy(act, log_prob, weights, values)
     num_steps = settings.get("num_steps", 64)
 
     def collect() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from serve import Served, count_for, serve
@@ -12,14 +13,18 @@ CREDIT = 2
 
 def build(settings: dict[str, Any]) -> Served:
     import envfleet
-    from cluster_envs import RingEnv, no_action
+    from cluster_envs import no_action
 
     num_workers = settings["num_workers"]
+    folder = tempfile.TemporaryDirectory()
+    library = Path(folder.name) / "ring.so"
+    envfleet.compile_native(Path(__file__).parents[1] / "ring.h", library)
+    envfleet.load_native(library)
     cluster = envfleet.ClusterEnv(
-        partial(RingEnv, stacked=settings["stacked"]),
+        "Ring-v0",
         num_workers,
         settings["num_envs_per_worker"],
-        backend="serial",
+        env_kwargs={"stacked": int(settings["stacked"])},
         credit=CREDIT,
         seed=0,
     )
@@ -33,7 +38,11 @@ def build(settings: dict[str, Any]) -> Served:
         uncounted = sum(take() for _ in range(CREDIT * num_workers))
         return {**count_for(window_s, take), "uncounted": uncounted}
 
-    return Served(run_window, cluster.close)
+    def close() -> None:
+        cluster.close()
+        folder.cleanup()
+
+    return Served(run_window, close)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class SimulatedWorker:
 
     def __init__(self, context: Any, address: str, worker: int) -> None:
         self.dealer = open_dealer(context, address, secrets.token_bytes(16), None, SILENCE_S)
+        self.dealer.connect(address)
         self._received = 0
         self._send(encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host="simulated", pid=os.getpid())))
 

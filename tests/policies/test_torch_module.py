@@ -1,5 +1,6 @@
 """TorchPolicy: CleanRL's modules as they are, discrete, continuous and with dict observations."""
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -307,3 +308,56 @@ def test_without_torch_the_extra_is_named(monkeypatch):
     prepare_worker(1)
     with pytest.raises(envfleet.MissingExtra, match=r"envfleet\[torch\]"):
         TorchPolicy(object())
+
+
+class Branching(nn.Module):
+    """What it does depends on the values of its observations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def get_action_and_value(self, obs, action=None):
+        logits = self.layer(obs) if obs.sum() != 0 else torch.zeros(len(obs), 2)
+        choice = Categorical(logits=logits)
+        action = choice.sample() if action is None else action
+        return action, choice.log_prob(action), choice.entropy(), logits[:, :1]
+
+
+class Straight(Branching):
+    def get_action_and_value(self, obs, action=None):
+        choice = Categorical(logits=self.layer(obs))
+        action = choice.sample() if action is None else action
+        return action, choice.log_prob(action), choice.entropy(), obs.sum(1, keepdim=True)
+
+
+def test_a_traced_policy_acts_as_the_policy_does():
+    module = Straight()
+    plain, traced = TorchPolicy(module), TorchPolicy(module, traced=True)
+    rng = np.random.default_rng(0)
+    for num_rows in (4, 4, 7):
+        obs = rng.normal(size=(num_rows, 3)).astype(np.float32)
+        traced.act(obs)  # the first time it is recorded
+        torch.manual_seed(num_rows)
+        expected = plain.act(obs)
+        torch.manual_seed(num_rows)
+        given = traced.act(obs)
+        np.testing.assert_array_equal(given.actions, expected.actions)
+        np.testing.assert_array_equal(given.log_probs, expected.log_probs)
+        np.testing.assert_array_equal(given.extras["values"], expected.extras["values"])
+        # New weights count at once.
+        traced.set_weights({name: array + 0.5 for name, array in plain.get_weights().items()})
+    assert all(acting is not None for acting in traced._acting.values())
+
+
+def test_a_policy_that_branches_on_values_is_not_traced(caplog):
+    policy = TorchPolicy(Branching(), traced=True)
+    obs = np.ones((4, 3), np.float32)
+    assert policy.act(obs).extras["values"].shape == (4,)
+    assert "does not act as the policy does" in caplog.text
+    assert list(policy._acting.values()) == [None]
+
+
+def test_a_traced_policy_is_pickled_as_one():
+    again = pickle.loads(pickle.dumps(TorchPolicy(Straight(), traced=True)))
+    assert again._is_traced

@@ -108,6 +108,13 @@ class Decoder(Generic[Message]):
         num_bytes_left = self._limits.total_bytes
         frame_of = iter(buffers[1:])
         for header in headers:
+            inline, dtype = header.inline, DTYPES.get(header.dtype)
+            if inline and dtype and len(header.shape) <= 4 and len(inline) == dtype.itemsize * prod(header.shape):
+                arrays[header.name] = np.ndarray(
+                    header.shape, dtype, inline
+                )  # bytes are aligned, and cannot be written
+                num_bytes_left -= len(inline)
+                continue
             buffer = next(frame_of) if header.inline is None else memoryview(header.inline)
             array = _array(header, buffer, self._limits, num_bytes_left)
             num_bytes_left -= array.nbytes

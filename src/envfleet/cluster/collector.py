@@ -9,6 +9,7 @@ import numpy as np
 
 from envfleet.cluster import stacks
 from envfleet.cluster.codec import DTYPES, NAME_OF
+from envfleet.cluster.spare_arrays import SpareArrays
 from envfleet.contract.errors import EnvFailed, UsageError
 from envfleet.contract.policy import Acted, Policy
 from envfleet.contract.spaces import SpaceTree
@@ -31,6 +32,7 @@ class Collector:
         self._obs_tree = SpaceTree(pool.single_observation_space)
         self._action_tree = SpaceTree(pool.single_action_space)
         self._obs = first_obs
+        self._spares = SpareArrays()
         self._returns = np.zeros(pool.num_envs)
         self._lengths = np.zeros(pool.num_envs, np.int64)
         self._stacks = [stacks.is_stack(leaf.shape, leaf.dtype) for leaf in self._obs_tree.leaves if leaf.dtype]
@@ -40,7 +42,7 @@ class Collector:
     ) -> Arrays:
         """The arrays of a rollout. Envs that fail have truncated rows, and are told of in `failures`."""
         pool, num_envs = self._pool, self._pool.num_envs
-        recorder = _Recorder(self._obs_tree, self._action_tree, num_steps, num_envs)
+        recorder = _Recorder(self._obs_tree, self._action_tree, num_steps, num_envs, self._spares)
         finals = _Finals()
         for t in range(num_steps):
             between_steps()
@@ -107,12 +109,14 @@ class Collector:
 class _Recorder:
     """The arrays of one rollout while they are written: time first."""
 
-    def __init__(self, obs_tree: SpaceTree, action_tree: SpaceTree, num_steps: int, num_envs: int) -> None:
+    def __init__(
+        self, obs_tree: SpaceTree, action_tree: SpaceTree, num_steps: int, num_envs: int, spares: SpareArrays
+    ) -> None:
         shape = (num_steps, num_envs)
         self._obs_tree = obs_tree
         self._action_tree = action_tree
         self._shape = shape
-        self.obs = [np.empty((num_steps + 1, num_envs, *leaf.shape), leaf.dtype) for leaf in obs_tree.leaves]
+        self.obs = [spares.take((num_steps + 1, num_envs, *leaf.shape), leaf.dtype) for leaf in obs_tree.leaves]
         self.actions = [np.empty((*shape, *leaf.shape), leaf.dtype) for leaf in action_tree.leaves]
         self.rewards = np.empty(shape, np.float64)
         self.terminated = np.empty(shape, np.bool_)

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from envfleet.cluster.codec import BadMessage
 from envfleet.cluster.membership import Member
-from envfleet.cluster.messages import EnvFailure, NotReady, OrderFailed
+from envfleet.cluster.messages import (
+    EnvFailure,
+    NotReady,
+    OrderCancelled,
+    OrderFailed,
+    RolloutReady,
+    RowsReady,
+    ValuesReady,
+)
 from envfleet.cluster.orders import Ledger
-from envfleet.cluster.rollouts import Collected, Rows
+from envfleet.cluster.rollouts import Collected, RolloutForm, Rows
+from envfleet.cluster.staffing import Post
+from envfleet.cluster.values_wire import from_plain
+from envfleet.contract.stats import WorkerStats
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+Result = Rows | Collected | list[Any] | OrderFailed
 
 
 class Answered(NamedTuple):
     """An answer that was accepted."""
 
     order: int
-    result: Rows | Collected | list[Any] | OrderFailed
+    result: Result
     failures: list[EnvFailure]
     is_after_loss: bool
     member: Member
@@ -43,3 +61,73 @@ class Desk:
     rollout_bytes: int = 0
     announcement_bytes: int = 0
     rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=10))  # (env steps, seconds)
+
+    def checked(self, message: Any, arrays: Arrays, worker: int, form: RolloutForm, newest_version: int) -> Result:
+        """The result in the answer to the oldest open order. Raises BadMessage."""
+        expects = self.ledger.open[0].expects
+        assert expects is not None  # of an order it is always said
+        if isinstance(message, OrderFailed):
+            return message
+        if isinstance(message, OrderCancelled):
+            return []
+        if not isinstance(message, expects.answer):
+            raise BadMessage(f"{expects.answer.__name__} was expected, {type(message).__name__} came")
+        if isinstance(message, RolloutReady):
+            lag = newest_version - message.version
+            if not 0 <= lag <= newest_version:
+                raise BadMessage(f"a rollout of version {message.version}; the newest is {newest_version}")
+            return form.check_rollout(worker, message.version, lag, expects.num_steps, arrays)
+        if isinstance(message, RowsReady):
+            return form.check_rows(worker, message.info, arrays)
+        assert isinstance(message, ValuesReady)
+        values = from_plain(message.values)
+        if not isinstance(values, list) or len(values) != form.num_envs:
+            raise BadMessage(f"a list of {form.num_envs} values was expected")
+        return values
+
+    def accept(
+        self,
+        message: Any,
+        result: Result,
+        is_wanted: bool,
+        member: Member,
+        arrival: int,
+        now_s: float,
+    ) -> None:
+        """Close the oldest open order; keep its result if somebody waits for it."""
+        order = self.ledger.accept()
+        if isinstance(result, Collected):
+            num_env_steps = result.num_steps * len(result.arrays["rewards"][0])
+            self.rates.append((num_env_steps, message.seconds))
+            if is_wanted:
+                self.num_rollouts += 1
+                self.num_steps += num_env_steps
+                self.version, self.lag = result.version, result.lag
+        elif isinstance(result, Rows):
+            self.num_steps += len(result.arrays["rewards"])
+            self.rates.append((len(result.arrays["rewards"]), now_s - order.sent_s))
+        if is_wanted and not isinstance(message, OrderCancelled):
+            failures, is_after_loss = getattr(message, "failures", []), getattr(message, "is_after_loss", False)
+            self.answers.append(Answered(message.order, result, failures, is_after_loss, member, arrival))
+
+    def stats(self, worker: int, post: Post) -> WorkerStats:
+        """The counters, for others."""
+        steps, seconds = (sum(each) for each in zip(*self.rates, strict=True)) if self.rates else (0, 0.0)
+        return WorkerStats(
+            worker=worker,
+            stage=post.stage.value,
+            host="" if self.member is None else self.member.host,
+            pid=None if self.member is None else self.member.pid,
+            num_steps=self.num_steps,
+            steps_per_s=steps / seconds if seconds > 0 else 0.0,
+            version=self.version,
+            lag=self.lag,
+            divergence=self.divergence,
+            num_rollouts=self.num_rollouts,
+            num_pulls=self.num_pulls,
+            weight_bytes=self.weight_bytes,
+            rollout_bytes=self.rollout_bytes,
+            announcement_bytes=self.announcement_bytes,
+            num_restarts=post.num_restarts,
+            problem=post.problem,
+        )

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.cluster.codec import BadMessage, Decoder, encode
-from envfleet.cluster.desk import Answered, Desk
+from envfleet.cluster.desk import Desk, Result
 from envfleet.cluster.head_socket import HeadSocket
 from envfleet.cluster.membership import Member, Membership
 from envfleet.cluster.messages import (
@@ -43,7 +43,7 @@ from envfleet.cluster.messages import (
     Welcome,
 )
 from envfleet.cluster.orders import Expected, Verdict
-from envfleet.cluster.rollouts import Collected, RolloutForm, Rows
+from envfleet.cluster.rollouts import RolloutForm
 from envfleet.cluster.spaces_wire import space_of
 from envfleet.cluster.staffing import Staffing, Stage
 from envfleet.cluster.sync import SyncRule
@@ -53,7 +53,7 @@ from envfleet.cluster.wire import RunKeys
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import PolicyCode
 from envfleet.contract.spaces import SpaceTree
-from envfleet.contract.stats import RunStats, WorkerStats
+from envfleet.contract.stats import RunStats
 
 logger = logging.getLogger("envfleet.cluster")
 
@@ -217,7 +217,8 @@ class Head:
             refused = dict(self.num_refused)
             if self._socket.num_strangers:
                 refused["strangers without the key"] = self._socket.num_strangers
-            return RunStats(tuple(map(self._worker_stats, range(len(self.desks)))), self.versions.version, refused)
+            workers = [desk.stats(w, self.staffing.posts[w]) for w, desk in enumerate(self.desks)]
+            return RunStats(tuple(workers), self.versions.version, refused)
 
     def tell_all_to_stop(self, why: str) -> None:
         """The run is over."""
@@ -340,55 +341,18 @@ class Head:
         verdict = desk.ledger.judge(message.order)
         if verdict not in (Verdict.ACCEPTED, Verdict.CANCELLED):
             return self._refuse(f"answers {verdict.value}", member.process, f"{member}: answer to {message.order}")
-        expects = desk.ledger.open[0].expects
-        assert expects is not None
+        assert self.form is not None  # it has been given orders, so it has been ready
         try:
-            result = self._checked(member, message, arrays, expects)
+            result: Result = desk.checked(message, arrays, member.worker, self.form, self.versions.version)
         except BadMessage as error:
             self._refuse("malformed", member.process, f"{member}: {error}")
             # Its next try would be no better: whoever waits for it must hear of it.
-            result = OrderFailed(
-                order=message.order, kind="order", error=f"its answer is malformed: {error}", traceback=""
-            )
-        order = desk.ledger.accept()
+            line = f"its answer is malformed: {error}"
+            result = OrderFailed(order=message.order, kind="order", error=line, traceback="")
         self.staffing.worked(member.worker)
-        if isinstance(message, RolloutReady):
-            num_env_steps = expects.num_steps * self.config.plans[0].num_envs
-            desk.rates.append((num_env_steps, message.seconds))
-            if verdict is Verdict.ACCEPTED:
-                desk.num_rollouts += 1
-                desk.num_steps += num_env_steps
-                desk.version, desk.lag = message.version, self.versions.version - message.version
-        elif isinstance(message, RowsReady):
-            desk.num_steps += self.config.plans[0].num_envs
-            desk.rates.append((self.config.plans[0].num_envs, _now_s() - order.sent_s))
-        if verdict is Verdict.ACCEPTED and not isinstance(message, OrderCancelled):
-            self._num_arrivals += 1
-            failures, is_after_loss = getattr(message, "failures", []), getattr(message, "is_after_loss", False)
-            desk.answers.append(Answered(message.order, result, failures, is_after_loss, member, self._num_arrivals))
-
-    def _checked(
-        self, member: Member, message: Any, arrays: Arrays, expects: Expected
-    ) -> Rows | Collected | list[Any] | OrderFailed:
-        assert self.form is not None  # a worker that answers has been ready
-        if isinstance(message, OrderFailed):
-            return message
-        if isinstance(message, OrderCancelled):
-            return []
-        if not isinstance(message, expects.answer):
-            raise BadMessage(f"{expects.answer.__name__} was expected, {type(message).__name__} came")
-        if isinstance(message, RolloutReady):
-            if not 0 <= message.version <= self.versions.version:
-                raise BadMessage(f"a rollout of version {message.version}; the newest is {self.versions.version}")
-            lag = self.versions.version - message.version
-            return self.form.check_rollout(member.worker, message.version, lag, expects.num_steps, arrays)
-        if isinstance(message, RowsReady):
-            return self.form.check_rows(member.worker, message.info, arrays)
-        assert isinstance(message, ValuesReady)
-        values = from_plain(message.values)
-        if not isinstance(values, list) or len(values) != self.form.num_envs:
-            raise BadMessage(f"a list of {self.form.num_envs} values was expected")
-        return values
+        self._num_arrivals += 1
+        is_wanted = verdict is Verdict.ACCEPTED
+        desk.accept(message, result, is_wanted, member, self._num_arrivals, _now_s())
 
     def _heartbeat(self, member: Member, desk: Desk, message: Heartbeat, arrays: Arrays) -> None:
         self._send_alive(member)
@@ -432,28 +396,6 @@ class Head:
         self.num_refused[reason] += 1
         level = logging.WARNING if self.num_refused[reason] == 1 else logging.DEBUG
         logger.log(level, "a message was dropped (%s): %s; from %s", reason, detail, process.hex())
-
-    def _worker_stats(self, worker: int) -> WorkerStats:
-        desk, post = self.desks[worker], self.staffing.posts[worker]
-        steps, seconds = (sum(each) for each in zip(*desk.rates, strict=True)) if desk.rates else (0, 0.0)
-        return WorkerStats(
-            worker=worker,
-            stage=post.stage.value,
-            host="" if desk.member is None else desk.member.host,
-            pid=None if desk.member is None else desk.member.pid,
-            num_steps=desk.num_steps,
-            steps_per_s=steps / seconds if seconds else 0.0,
-            version=desk.version,
-            lag=desk.lag,
-            divergence=desk.divergence,
-            num_rollouts=desk.num_rollouts,
-            num_pulls=desk.num_pulls,
-            weight_bytes=desk.weight_bytes,
-            rollout_bytes=desk.rollout_bytes,
-            announcement_bytes=desk.announcement_bytes,
-            num_restarts=post.num_restarts,
-            problem=post.problem,
-        )
 
 
 def _encoded(message: Callable[[int, int], Any], arrays: Arrays, order: int, accepted: int) -> Frames:

@@ -69,6 +69,7 @@ class Link:
         self._dealer = open_dealer(self._context, address, self._process, keys, silence_s)
         path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
         self._watchdog = Watchdog(self._dealer, path)
+        self._dealer.connect(address)
         self._decoder: Decoder[Any] = Decoder(FromHead)
         self._orders: deque[tuple[Any, Arrays]] = deque()
         self._outbox = Outbox(received=0)
@@ -108,17 +109,17 @@ class Link:
     def next_order(self) -> tuple[Order, Arrays]:
         """Wait for the next order; raises Leave when there will be none."""
         while not self._orders:
-            self._receive(self._heartbeat_s)
+            self._receive(waits=True)
         return self._orders.popleft()
 
     def look(self) -> None:
         """Between two steps: say that we are alive, and see whether something came. Costs nothing most times."""
         if time.monotonic() >= self._next_beat_s:
-            self._receive(0.0)
+            self._receive(waits=False)
 
     def drain(self) -> None:
         """See what came."""
-        self._receive(0.0)
+        self._receive(waits=False)
 
     def answer(self, message: Any, arrays: Arrays | None = None) -> None:
         """Answer an order; the arrays must not change until the head has accepted it."""
@@ -171,22 +172,24 @@ class Link:
             if now_s >= next_s:
                 self._send(question)
                 next_s = now_s + ASK_AGAIN_S
-            self._receive(ASK_AGAIN_S)
+            self._receive(waits=True)
         return came
 
-    def _receive(self, timeout_s: float) -> None:
-        """Wait for a message at most `timeout_s`, take all there are, and do what is due."""
-        if timeout_s:
-            self._dealer.poll(int(timeout_s * 1000))
-        while has_message(self._dealer):
-            frames = recv_frames(self._dealer)
-            try:
-                message, arrays = self._decoder.decode([frame.buffer for frame in frames])
-            except BadMessage as error:
-                logger.warning("a message of the head was dropped: %s", error)
-                continue
-            self._num_unanswered = 0
-            self._take(message, arrays)
+    def _receive(self, waits: bool) -> None:
+        """Take all messages there are, having waited a little for the first, and do what is due."""
+        try:
+            while waits or has_message(self._dealer):
+                frames = recv_frames(self._dealer, waits)
+                waits = False
+                self._num_unanswered = 0
+                try:
+                    message, arrays = self._decoder.decode([frame.buffer for frame in frames])
+                except BadMessage as error:
+                    logger.warning("a message of the head was dropped: %s", error)
+                    continue
+                self._take(message, arrays)
+        except zmq.Again:
+            pass
         if self._watchdog.head_is_gone:
             raise Leave("the head is gone")
         if self.leave_because is not None:

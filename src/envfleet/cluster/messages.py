@@ -34,6 +34,7 @@ class PoolPlan(msgspec.Struct, frozen=True):
     first_env_id: int  # of this worker's envs in the whole run
     env_id: str | None
     env_factory: str | None
+    native_file: str | None  # the header or library that has the native env `env_id`: to be loaded first
     env_kwargs: list[Any] | None  # as values_wire has it, one for each env; None: none, or they are in array `env`
     max_episode_steps: int | None
     render_mode: str | None

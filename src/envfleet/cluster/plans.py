@@ -16,6 +16,7 @@ from envfleet.contract.spec import EnvSpec
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of
 from envfleet.pool.making import BACKENDS
+from envfleet.pool.native_plugins import plugin_file, plugin_names
 
 Env = EnvLike | Sequence[Callable[..., Any]]
 
@@ -64,6 +65,7 @@ def pool_plans(
             first_env_id=worker * num_envs_per_worker,
             env_id=plain.id if travels_plain and plain is not None else None,
             env_factory=plain.factory if travels_plain and plain is not None else None,
+            native_file=str(plugin_file(plain.id)) if plain is not None and plain.id in plugin_names() else None,
             env_kwargs=None if kwargs is None else kwargs[_rows(worker, num_envs_per_worker)],
             max_episode_steps=own.max_episode_steps if max_episode_steps is None and own else max_episode_steps,
             render_mode=own.render_mode if render_mode is None and own else render_mode,
@@ -123,6 +125,8 @@ def _plain_env(env: Env) -> EnvSpec | None:
     env_id = env.id if isinstance(env, EnvSpec) else env
     if not isinstance(env_id, str):
         return None
+    if env_id in plugin_names():
+        return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)
     try:
         entry_point = gymnasium.spec(env_id).entry_point
     except gymnasium.error.Error:

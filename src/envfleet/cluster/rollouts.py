@@ -52,13 +52,16 @@ class RolloutForm:
         self.obs = obs
         self.actions = actions
         self.num_envs = num_envs
+        self._obs_names = [f"obs.{index}" for index in range(len(obs.leaves))]
+        self._rows: list[tuple[str, tuple[int, ...], Any]] = [
+            (name, (num_envs, *leaf.shape), leaf.dtype) for name, leaf in zip(self._obs_names, obs.leaves, strict=True)
+        ]
+        self._rows += [(name, (num_envs,), np.dtype(dtype)) for name, dtype in FIXED.items()]
 
     def check_rows(self, worker: int, info: Any, arrays: Arrays) -> Rows:
         """The rows of a step or reset. Raises BadMessage."""
-        for index, leaf in enumerate(self.obs.leaves):
-            _require(arrays, f"obs.{index}", (self.num_envs, *leaf.shape), leaf.dtype)
-        for name, dtype in FIXED.items():
-            _require(arrays, name, (self.num_envs,), np.dtype(dtype))
+        for name, shape, dtype in self._rows:
+            _require(arrays, name, shape, dtype)
         info = from_plain(info)
         if not isinstance(info, dict):
             raise BadMessage(f"info must be a dictionary; got {type(info).__name__}")
@@ -109,10 +112,9 @@ class RolloutForm:
 
     def join_rows(self, parts: Sequence[Rows]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Rows of several workers, in the order given, as a VectorEnv's step() returns them."""
-        obs = self.obs.unflatten(
-            [_writable([part.arrays[f"obs.{index}"] for part in parts]) for index in range(len(self.obs.leaves))]
-        )
-        rewards, terminated, truncated = (_writable([part.arrays[name] for part in parts]) for name in FIXED)
+        leaves = [np.concatenate([part.arrays[name] for part in parts]) for name in self._obs_names]
+        obs = leaves[0] if self.obs.is_one_array else self.obs.unflatten(leaves)
+        rewards, terminated, truncated = [np.concatenate([part.arrays[name] for part in parts]) for name in FIXED]
         info = join_info_rows([part.info for part in parts], [self.num_envs] * len(parts))
         return obs, rewards, terminated, truncated, info
 
@@ -215,8 +217,3 @@ def _require(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[
 def _joined(parts: Sequence[Collected], name: str, axis: int = 0) -> Array:
     """A new array."""
     return np.concatenate([part.arrays[name] for part in parts], axis=axis)
-
-
-def _writable(arrays: Sequence[Array]) -> Array:
-    """Users of a VectorEnv may write into what they receive."""
-    return np.concatenate(arrays)

@@ -20,6 +20,7 @@ from envfleet.contract.errors import ClusterError, UsageError
 # Plain numbers are quicker than enums.
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+LONGEST_WAIT_MS = 200  # of a worker for a message: then it sees what else is to be done
 KEYS_VARIABLE = "ENVFLEET_KEYS"
 RUN_FOLDER_PREFIX = "envfleet-"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a client may connect
@@ -74,11 +75,12 @@ def open_router(
 def open_dealer(
     context: zmq.Context[zmq.Socket[bytes]], address: str, process: bytes, keys: str | None, silence_s: float
 ) -> zmq.Socket[bytes]:
-    """A worker's socket, on its way to the head. `process` is the name it gives itself."""
+    """A worker's socket, not yet connected, so that nothing is missed by who watches it. `process` is its name."""
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     dealer.setsockopt(zmq.ROUTING_ID, process)
     dealer.setsockopt(zmq.MAXMSGSIZE, Limits().frame_bytes)
+    dealer.setsockopt(zmq.RCVTIMEO, LONGEST_WAIT_MS)
     dealer.setsockopt(zmq.RECONNECT_IVL, 100)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     _set_heartbeats(dealer, silence_s)
@@ -91,7 +93,6 @@ def open_dealer(
         dealer.curve_serverkey = head_public
         dealer.curve_publickey = worker_public
         dealer.curve_secretkey = worker_secret
-    dealer.connect(address)
     return dealer
 
 
@@ -129,9 +130,9 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
         socket.send(frame, _NOBLOCK if index == last else _MORE, copy=isinstance(frame, bytes))
 
 
-def recv_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """One message that has come, without a copy."""
-    frames = [socket.recv(_NOBLOCK, copy=False)]
+def recv_frames(socket: zmq.Socket[bytes], waits: bool = False) -> list[zmq.Frame]:
+    """One message, without a copy. `waits`: for RCVTIMEO, then raises zmq.Again; quicker than to poll."""
+    frames = [socket.recv(0 if waits else _NOBLOCK, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(_NOBLOCK, copy=False))
     return frames

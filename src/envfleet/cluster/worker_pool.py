@@ -19,6 +19,7 @@ from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.making import make
+from envfleet.pool.native_plugins import load_native
 from envfleet.pool.pool import EnvPool
 
 logger = logging.getLogger("envfleet.worker")
@@ -245,6 +246,8 @@ def _env_of(plan: PoolPlan, arrays: Arrays) -> tuple[Any, Any]:
     if "env" in arrays:
         env, kwargs = cloudpickle.loads(arrays["env"].tobytes())  # of the head, over an authenticated connection
         return env, kwargs
+    if plan.native_file is not None:
+        load_native(plan.native_file)
     spec = EnvSpec(id=plan.env_id, factory=plan.env_factory)
     return spec, None if plan.env_kwargs is None else [from_plain(each) for each in plan.env_kwargs]
 

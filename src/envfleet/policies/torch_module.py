@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ from envfleet._native import has_nan
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import num_rows_of, require_rows, require_weights
+from envfleet.policies.tracing import Acting, traced_acting
 
 Array = np.ndarray[Any, Any]
 
@@ -24,8 +26,12 @@ class TorchPolicy:
     Observations are not copied for the module, so it must not change them in place.
     """
 
-    def __init__(self, module: Any) -> None:
-        """The module is used, not copied; it may be on any device."""
+    def __init__(self, module: Any, *, traced: bool = False) -> None:
+        """The module is used, not copied; it may be on any device.
+
+        `traced`: record what it does with the first observations, and do just that from then on, which is up to three
+        times as fast for small networks. For modules whose operations do not depend on the observations' values.
+        """
         self._torch = _torch()
         if not isinstance(module, self._torch.nn.Module):
             raise UsageError(f"TorchPolicy takes a torch.nn.Module; got {type(module).__name__}")
@@ -36,17 +42,19 @@ class TorchPolicy:
                 f"{type(self.module).__name__} has no get_action_and_value(obs, action=None) "
                 f"-> action, log_prob, entropy, value"
             )
+        self._is_traced = traced
+        self._acting: dict[tuple[Any, ...], Acting | None] = {}  # by shape and dtype of the observations
         self._anchor = next(chain(self.module.parameters(), self.module.buffers()), None)  # is where the module is
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its module."""
-        return TorchPolicy, (self.module,)
+        return partial(TorchPolicy, traced=self._is_traced), (self.module,)
 
     def act(self, obs: Any) -> Acted:
         """Sample actions."""
         num_rows = num_rows_of(obs)
         with self._torch.inference_mode():
-            actions, log_probs, _, values = _four(self.module.get_action_and_value(self._tensors(obs)))
+            actions, log_probs, values = self._act(self._tensors(obs))
             taken = self._arrays(actions)
             rows = None if log_probs is None else self._rows(log_probs, num_rows, "log_probs")
             extras = {} if values is None else {"values": self._rows(values, num_rows, "values")}
@@ -54,6 +62,18 @@ class TorchPolicy:
         if rows is not None and has_nan(np.ascontiguousarray(rows)):
             raise UsageError(f"the policy's log-probs are NaN in rows {_nan_rows(rows)}: {self._cause_of_nan(obs)}")
         return Acted(taken, rows, extras)
+
+    def _act(self, obs: Any) -> tuple[Any, Any, Any]:
+        if self._is_traced and isinstance(obs, self._torch.Tensor):
+            key = (*obs.shape, obs.dtype)
+            if key not in self._acting:
+                with self._torch.inference_mode(False):
+                    self._acting[key] = traced_acting(self._torch, self.module, obs.clone())
+            acting = self._acting[key]
+            if acting is not None:
+                return acting(obs)
+        actions, log_probs, _, values = _four(self.module.get_action_and_value(obs))
+        return actions, log_probs, values
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
         """[B] log-probabilities of actions that were taken."""

@@ -19,12 +19,17 @@ PathLike = str | os.PathLike[str]
 COMPILE_TIMEOUT_S = 300.0
 _FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
-_plugin_names: dict[str, None] = {}  # in the order of loading
+_plugins: dict[str, Path] = {}  # by env id, in the order of loading: the file it came from
 
 
 def plugin_names() -> list[str]:
     """The envs that load_native() brought."""
-    return list(_plugin_names)
+    return list(_plugins)
+
+
+def plugin_file(env_id: str) -> Path:
+    """The header or library that an env came from."""
+    return _plugins[env_id]
 
 
 def load_native(path: PathLike, *, flags: Sequence[str] = ()) -> list[str]:
@@ -46,7 +51,7 @@ def load_native(path: PathLike, *, flags: Sequence[str] = ()) -> list[str]:
             raise UsageError(f"{source} cannot be loaded: {error}") from None
     if not names:
         raise UsageError(f"{source} has no environment: add ENVFLEET_ENV(name, Struct) below its struct")
-    _plugin_names.update(dict.fromkeys(names))
+    _plugins.update(dict.fromkeys(names, source.resolve()))
     return names
 
 

@@ -1,0 +1,51 @@
+"""Tracing a module's get_action_and_value: torch's own operations without the Python between them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger("envfleet.policies")
+
+Acting = Callable[[Any], tuple[Any, Any, Any]]
+
+
+def traced_acting(torch: Any, module: Any, obs: Any) -> Acting | None:
+    """`obs -> actions, log_probs, values`, recorded for tensors like `obs`; None if that cannot be, or is not equal.
+
+    What is recorded are operations: a branch that depends on the observations' values is not. Weights are not recorded,
+    they may change.
+    """
+
+    class Acts(torch.nn.Module):  # type: ignore[misc]  # torch comes as an argument
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, obs: Any) -> tuple[Any, Any, Any]:
+            action, log_prob, _, value = self.module.get_action_and_value(obs)
+            return action, log_prob, value
+
+    acts = Acts()
+    with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # trace() is deprecated; its successors take seconds to compile
+        try:
+            traced = torch.jit.trace(acts, (obs,), check_trace=False)
+            are_equal = all(_are_equal(torch, acts, traced, each) for each in (obs, obs.flip(0), torch.zeros_like(obs)))
+        except Exception as error:
+            logger.warning("the policy cannot be traced, and acts as it is: %s: %s", type(error).__name__, error)
+            return None
+    if not are_equal:
+        logger.warning("the traced policy does not act as the policy does, which is therefore used as it is")
+        return None
+    acting: Acting = traced
+    return acting
+
+
+def _are_equal(torch: Any, acts: Any, traced: Any, obs: Any) -> bool:
+    state = torch.random.get_rng_state()
+    expected = acts(obs)
+    torch.random.set_rng_state(state)
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(traced(obs), expected, strict=True))
