@@ -2,13 +2,14 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h' -o -name '*.cc' -o -name '*.c')
 NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
 JOBS := $(shell nproc)
 
-.PHONY: demo test check sanitize chaos bench docs clean
+.PHONY: demo test check sanitize chaos bench bench-cluster docs clean
 CHAOS_S ?= 600
 CHAOS_SEED ?= 1
 
@@ -40,12 +41,16 @@ bench: $(VENV)/with-bench
 	$(BIN)/python benchmarks/facade_cost.py
 	$(BIN)/python benchmarks/help_worth.py
 
+# RLlib and TorchRL want another Gymnasium than we do: they have an environment of their own.
+bench-cluster: $(VENV)/with-demo $(PEERS)/ready
+	$(BIN)/python benchmarks/cluster.py --peers-python $(PEERS)/bin/python
+
 docs: $(VENV)/with-docs
 	$(BIN)/pdoc envfleet envfleet.testing -o build/docs
 	@echo "written: build/docs/index.html"
 
 clean:
-	rm -rf build dist runs $(VENV) .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist runs $(VENV) $(PEERS) .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # -- what they need --
 
@@ -55,6 +60,11 @@ $(BIN)/python:
 
 $(VENV)/with-%: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+$(PEERS)/ready: constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --constraint constraints.txt torch 'ray[rllib]==2.60.0' torchrl==0.14.1
 	@touch $@
 
 SANITIZER_plain :=

@@ -182,7 +182,7 @@ def main() -> int:
         # Only now: some rows, or a trial, must not replace the record of a whole run.
         json_path = json_path.replace(args.results_dir / "pool.json")
         markdown_path = markdown_path.replace(args.results_dir / "pool.md")
-        update_readme(markdown_path.read_text())
+        update_readme("pool.py", markdown_path.read_text())
     speedup.close()
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")

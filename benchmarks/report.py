@@ -196,9 +196,9 @@ def _notes(result: RowResult) -> Iterator[str]:
         yield f"{row}: other work kept {busy:.1f} cores busy, which bends the ratios; run again when quiet."
 
 
-def update_readme(markdown: str) -> None:
-    """Put the table between its marks in the README, which states nothing that this script did not measure."""
+def update_readme(script: str, markdown: str) -> None:
+    """Put a script's table between its marks in the README, which states nothing that no script has measured."""
     readme = Path(__file__).parent.parent / "README.md"
-    begin, end = "<!-- begin: benchmarks/pool.py -->\n", "<!-- end: benchmarks/pool.py -->"
+    begin, end = f"<!-- begin: benchmarks/{script} -->\n", f"<!-- end: benchmarks/{script} -->"
     before, _, rest = readme.read_text().partition(begin)
     readme.write_text(before + begin + markdown + end + rest.partition(end)[2])

@@ -15,9 +15,10 @@ def test_readme_examples_run(block):
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
-def test_the_benchmark_table_is_the_scripts():
-    between = re.search(r"<!-- begin: benchmarks/pool.py -->\n(.*?)<!-- end", README, re.DOTALL).group(1)
-    assert between.strip() == (ROOT / "benchmarks" / "results" / "pool.md").read_text().strip()
+@pytest.mark.parametrize("script", ["pool", "cluster"])
+def test_the_benchmark_tables_are_the_scripts(script):
+    between = re.search(rf"<!-- begin: benchmarks/{script}.py -->\n(.*?)<!-- end", README, re.DOTALL).group(1)
+    assert between.strip() == (ROOT / "benchmarks" / "results" / f"{script}.md").read_text().strip()
 
 
 def test_links_lead_somewhere():
