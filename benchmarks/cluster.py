@@ -89,6 +89,7 @@ ROWS = (
         number=lambda window: window.cpu_us,
         comparisons=(
             Comparison(cluster_rollout(MIDDLE), one_process(2, MIDDLE), Target.RATIO_AT_MOST, 1.15),
+            Comparison(cluster_rollout(MIDDLE), one_process(1, MIDDLE, num_processes=2), Target.RATIO_AT_MOST),
             Comparison(cluster_rollout(MIDDLE), one_process(2, MIDDLE, True), Target.RATIO_AT_MOST),
             Comparison(cluster_rollout(MIDDLE), one_process(1, 2 * MIDDLE), Target.RATIO_AT_MOST),
         ),

@@ -156,12 +156,13 @@ def cluster_rollout(num_envs_per_worker: int, policy: str = "module") -> Contend
     return Contender(name[policy], "envfleet_rollout", settings)
 
 
-def one_process(num_pools: int, num_envs: int, checks_distributions: bool = False) -> Contender:
+def one_process(num_pools: int, num_envs: int, checks_distributions: bool = False, num_processes: int = 1) -> Contender:
     """The same without a cluster. Torch checks the arguments of distributions by default; workers do not."""
     checks = ", torch's checks on" if checks_distributions else ""
     pools = f"{num_pools} pools of {num_envs}" if num_pools > 1 else f"one pool of {num_envs}"
+    where = "one process" if num_processes == 1 else f"in each of {num_processes} processes at once"
     settings = {"num_pools": num_pools, "num_envs": num_envs, "checks_distributions": checks_distributions}
-    return Contender(f"{pools}, one process{checks}", "envfleet_one_process", settings)
+    return Contender(f"{pools}, {where}{checks}", "envfleet_one_process", {**settings, "num_processes": num_processes})
 
 
 def cluster_step(address: str | None) -> Contender:

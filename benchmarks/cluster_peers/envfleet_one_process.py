@@ -5,6 +5,9 @@ A plain loop, as a user would write it, that stores the arrays a Rollout has.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -76,6 +79,32 @@ class LocalRollouts:
         self._pool.close()
 
 
+class Other:
+    """The same in another process, at the same time: cores that share caches and units slow each other down."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        command = [sys.executable, __file__, json.dumps(settings)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.answer()
+
+    def say(self, request: dict[str, Any]) -> None:
+        """Ask for something."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """What it says."""
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self.say({"close": True})
+        self._process.wait(30.0)
+
+
 def build(settings: dict[str, Any]) -> Served:
     import torch
 
@@ -91,14 +120,24 @@ def build(settings: dict[str, Any]) -> Served:
         for index in range(settings["num_pools"])
     ]
 
+    others = [Other({**settings, "num_processes": 1}) for _ in range(settings["num_processes"] - 1)]
+
     def collect() -> int:
         return sum(int(rollouts.collect()["rewards"].size) for rollouts in all_rollouts)
+
+    def run_window(window_s: float) -> dict[str, Any]:
+        for other in others:
+            other.say({"window_s": window_s})
+        window = count_for(window_s, collect)
+        return {**window, "count": window["count"] + sum(other.answer()["count"] for other in others)}
 
     def close() -> None:
         for rollouts in all_rollouts:
             rollouts.close()
+        for other in others:
+            other.close()
 
-    return Served(lambda window_s: count_for(window_s, collect), close)
+    return Served(run_window, close)
 
 
 if __name__ == "__main__":

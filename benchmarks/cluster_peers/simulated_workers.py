@@ -45,7 +45,7 @@ class Rollouts:
         self.arrays = Collector(pool, pool.reset()[0]).collect(policy, num_steps, [], lambda: None)
         obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
         actions, action_arrays = describe_space(pool.single_action_space, "action_space")
-        ready = Ready(observation_space=obs, action_space=actions, metadata={}, backend="simulated")
+        ready = Ready(observation_space=obs, action_space=actions, metadata={})
         self.ready_frames = encode(ready, {**obs_arrays, **action_arrays})
         pool.close()
 

@@ -25,7 +25,7 @@ from envfleet.contract.errors import (
     WorkerLost,
 )
 from envfleet.contract.policy import Acted, Policy
-from envfleet.contract.returns import gae, vtrace
+from envfleet.contract.returns import gae, gae_of, vtrace
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spec import EnvSpec
 from envfleet.contract.state import EnvState
@@ -99,6 +99,7 @@ __all__ = [
     "__version__",
     "compile_native",
     "gae",
+    "gae_of",
     "load_native",
     "make",
     "registry",

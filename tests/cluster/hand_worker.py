@@ -117,7 +117,7 @@ class HandWorker:
         env = CountingEnv()
         obs, obs_arrays = describe_space(env.observation_space, "observation_space")
         actions, action_arrays = describe_space(env.action_space, "action_space")
-        ready = Ready(observation_space=obs, action_space=actions, metadata={}, backend="")
+        ready = Ready(observation_space=obs, action_space=actions, metadata={})
         return encode(ready, {**obs_arrays, **action_arrays})
 
 

@@ -75,8 +75,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
     observation_space: Any  # as spaces_wire has it
     action_space: Any
-    metadata: dict[str, Any]
-    backend: str
+    metadata: Any  # as values_wire has it
 
 
 class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):

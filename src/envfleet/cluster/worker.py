@@ -90,9 +90,7 @@ class Worker:
         obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
         actions, action_arrays = describe_space(pool.single_action_space, "action_space")
         metadata = {key: value for key, value in pool.metadata.items() if key != "autoreset_mode"}
-        ready = Ready(
-            observation_space=obs, action_space=actions, metadata=plain_parts(metadata, "metadata"), backend=""
-        )
+        ready = Ready(observation_space=obs, action_space=actions, metadata=plain_parts(metadata, "metadata"))
         return ready, {**obs_arrays, **action_arrays}
 
     def _carry_out(self, order: Any, arrays: Arrays) -> None:
