@@ -10,7 +10,9 @@ from envfleet.cluster.orders import LONGEST_RESEND_S, Expected, Ledger, Outbox, 
 
 
 def issue(ledger, now_s=0.0):
-    return ledger.issue(lambda order, accepted: [order, accepted], Expected(dict), now_s)
+    order = ledger.prepared(lambda order, accepted: [order, accepted], Expected(dict), now_s)
+    ledger.issue(order)
+    return order
 
 
 def test_orders_are_numbered_from_one_and_say_what_was_accepted():
@@ -29,7 +31,7 @@ def test_an_order_that_cannot_be_encoded_was_never_given():
         raise ValueError("no")
 
     with pytest.raises(ValueError):
-        ledger.issue(cannot, Expected(dict), 0.0)
+        ledger.prepared(cannot, Expected(dict), 0.0)
     assert (ledger.num_issued, len(ledger.open)) == (0, 0)
     assert issue(ledger).number == 1
 
@@ -104,7 +106,7 @@ def test_what_nobody_takes_for_days_is_still_repeated():
 
 
 def test_an_order_knows_its_answer():
-    order = Ledger().issue(lambda order, accepted: [], Expected(dict, num_steps=5), 0.0)
+    order = Ledger().prepared(lambda order, accepted: [], Expected(dict, num_steps=5), 0.0)
     assert order.expects == Expected(dict, 5)
 
 

@@ -169,7 +169,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             ),
             Local() if launcher is None else launcher,
         )
-        self._finalizer = weakref.finalize(self, self._run.close)
+        self._finalizer = weakref.finalize(self, self._run.close_when_collected)
         try:
             form = self._run.wait_until_ready(start_timeout_s)
         except BaseException:
@@ -247,6 +247,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             ),
             f"set {name!r}",
         )
+        for worker, desk in enumerate(self._head.desks):
+            desk.attributes[name] = plain[worker]
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers; called by close()."""
@@ -312,7 +314,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         num_steps = _whole("num_steps", num_steps)
         self.publish(agent)
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return RolloutStream(self._run, self._form, num_steps, self._credit, timeout_s)
+        return RolloutStream(self, self._run, self._form, num_steps, self._credit, timeout_s)
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, which is returned. Workers hear of it."""
@@ -375,8 +377,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if self._head.has_open_orders:
             raise EnvBusy(f"a rollout or stream has been begun: finish or close it before you {what}")
         workers = range(self.num_workers)
-        self._head.issue({worker: (message_for(worker), {}) for worker in workers}, Expected(ValuesReady))
-        self._run.wait_for_answers(workers, self._timeout_s)
+        try:
+            self._head.issue({worker: (message_for(worker), {}) for worker in workers}, Expected(ValuesReady))
+            self._run.wait_for_answers(workers, self._timeout_s)
+        except BaseException:
+            self._head.cancel_open()  # or the answers would be taken for others
+            raise
         answers = self._run.take(workers).take()
         return tuple(value for each in answers if isinstance(each.result, list) for value in each.result)
 

@@ -28,6 +28,7 @@ DTYPES = {name: np.dtype(name) for name in _DTYPE_NAMES.split()}
 COMPRESSIONS = ("zstd",)
 NAME_OF = {dtype: name for name, dtype in DTYPES.items()}  # dtype.name is slow
 _MIN_PACKED_BYTES = 4096
+_LIMITS = Limits()
 _MAX_INLINE_BYTES = 4096
 _MAX_INLINE_TOTAL_BYTES = 1 << 20
 _ZSTD_LEVEL = 1
@@ -53,7 +54,9 @@ def encode(
     With compression "zstd" the larger arrays of uint8 (images) are packed, where that makes them smaller.
     """
     if not arrays:
-        return [_encoder.encode((message, ()))]
+        header = _encoder.encode((message, ()))
+        _require_within_limits([header])
+        return [header]
     pack = None if compression is None else _packer(compression)
     headers: list[tuple[Any, ...]] = []
     frames: list[Frame] = [b""]
@@ -77,7 +80,24 @@ def encode(
         headers.append((name, dtype, array.shape))
         frames.append(array)
     frames[0] = _encoder.encode((message, headers))
+    _require_within_limits(frames)
     return frames
+
+
+def _require_within_limits(frames: Sequence[Any]) -> None:
+    """What the other side would drop, and would be sent again for ever, is not sent at all."""
+    header_bytes = len(frames[0])
+    frame_bytes = [len(frame) if isinstance(frame, bytes) else frame.nbytes for frame in frames[1:]]
+    if (
+        header_bytes > _LIMITS.header_bytes
+        or len(frame_bytes) > _LIMITS.num_arrays
+        or max(frame_bytes, default=0) > _LIMITS.frame_bytes
+        or header_bytes + sum(frame_bytes) > _LIMITS.total_bytes
+    ):
+        raise UsageError(
+            f"a message of {header_bytes + sum(frame_bytes):,} bytes in {len(frame_bytes)} arrays is too large: "
+            f"docs/protocol.md has the limits"
+        )
 
 
 class Decoder(Generic[Message]):

@@ -60,8 +60,11 @@ class RolloutStream(Iterator[Rollout]):
     An error does not end it: the next rollout follows.
     """
 
-    def __init__(self, run: Run, form: RolloutForm, num_steps: int, credit: int, timeout_s: float) -> None:
-        """Every worker may collect `credit` rollouts before the learner takes the first."""
+    def __init__(
+        self, owner: object, run: Run, form: RolloutForm, num_steps: int, credit: int, timeout_s: float
+    ) -> None:
+        """Every worker may collect `credit` rollouts before the learner takes the first. `owner` closes the run."""
+        self._owner = owner
         self._run = run
         self._form = form
         self._num_steps = num_steps

@@ -50,6 +50,7 @@ class Desk:
     is_ready: bool = False
     not_ready: NotReady | None = None
     member: Member | None = None  # the last one
+    attributes: dict[str, Any] = field(default_factory=dict)  # what set_attr() has set, as it travels
     problem: str = ""  # which process was lost last, and why
     num_steps: int = 0
     num_rollouts: int = 0
@@ -66,9 +67,13 @@ class Desk:
         """The result in the answer to the oldest open order. Raises BadMessage."""
         expects = self.ledger.open[0].expects
         assert expects is not None  # of an order it is always said
+        for failure in getattr(message, "failures", ()):
+            from_plain(failure.last_action)  # the caller will ask for it
         if isinstance(message, OrderFailed):
             return message
         if isinstance(message, OrderCancelled):
+            if not self.ledger.open[0].is_cancelled:
+                raise BadMessage("an order that is not cancelled was not carried out")
             return []
         if not isinstance(message, expects.answer):
             raise BadMessage(f"{expects.answer.__name__} was expected, {type(message).__name__} came")

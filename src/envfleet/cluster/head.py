@@ -61,6 +61,8 @@ Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 Frames = list[Any]
 
+MOST_SECONDS = 1e6  # of any setting: twelve days
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
@@ -82,6 +84,8 @@ class HeadConfig:
         for name in ("join_timeout_s", "heartbeat_s", "silence_s", "reconnect_s", "resend_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be positive; got {getattr(self, name)!r}")
+            if getattr(self, name) > MOST_SECONDS:
+                raise UsageError(f"{name} must be at most {MOST_SECONDS:,.0f}; got {getattr(self, name)!r}")
         if self.max_worker_restarts < 0:
             raise UsageError(f"max_worker_restarts must not be negative; got {self.max_worker_restarts}")
         if self.compression not in (None, "zstd"):
@@ -138,9 +142,13 @@ class Head:
         An order is kept, and given to a worker's replacement if need be, until its answer is accepted.
         """
         with self._socket.here():
-            for worker, (message, arrays) in orders.items():
-                desk = self.desks[worker]
-                order = desk.ledger.issue(partial(_encoded, message, arrays), expects, _now_s())
+            # All are encoded before one is given: what cannot be sent must not leave half of them behind.
+            issued = [
+                (desk, desk.ledger.prepared(partial(_encoded, message, arrays), expects, _now_s()))
+                for desk, (message, arrays) in ((self.desks[worker], each) for worker, each in orders.items())
+            ]
+            for desk, order in issued:
+                desk.ledger.issue(order)
                 if desk.is_ready and desk.member is not None:
                     self._send(desk.member, order.frames)
 
@@ -165,9 +173,14 @@ class Head:
         return str(self._membership.worker(worker) or f"worker {worker}")
 
     @property
+    def is_in_use_here(self) -> bool:
+        """Is this thread in the middle of using it?"""
+        return self._socket.is_in_use_here
+
+    @property
     def has_open_orders(self) -> bool:
-        """Some answers are still to come, and somebody waits for them."""
-        return any(not order.is_cancelled for desk in self.desks for order in desk.ledger.open)
+        """Some answers are still to come, or to be taken, and somebody waits for them."""
+        return any(desk.answers or desk.ledger.wanted for desk in self.desks)
 
     def cancel_open(self) -> None:
         """Nobody waits for the open orders any more; answers that are there are thrown away."""
@@ -302,6 +315,7 @@ class Head:
             heartbeat_s=config.heartbeat_s,
             resend_s=config.resend_s,
             compression=config.compression,
+            attributes=desk.attributes,
         )
         self._send(member, encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)}))
 
@@ -332,6 +346,9 @@ class Head:
             self._membership.leave(member.process)
             return self._lose(member.worker, why, member)
         desk.is_ready = True
+        through = max((order.number for order in desk.ledger.open if order.is_cancelled), default=None)
+        if through is not None:
+            self._send(member, encode(Cancel(through=through)))
         for order in desk.ledger.open:
             order.sent_s, order.num_repeats = _now_s(), 0
             self._send(member, order.frames)

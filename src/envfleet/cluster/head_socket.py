@@ -43,7 +43,7 @@ class HeadSocket:
     def __init__(self, address: str, keys: RunKeys | None, silence_s: float, receiver: Receiver) -> None:
         """Bind to `address`; `self.address` says where it came to be."""
         self._receiver = receiver
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._num_waiting = 0
         self._caller_s = 0.0
         self._next_tick_s = 0.0
@@ -66,6 +66,11 @@ class HeadSocket:
     def num_strangers(self) -> int:
         """Connections that were refused for want of the run's key."""
         return 0 if self._doorman is None else self._doorman.num_refused
+
+    @property
+    def is_in_use_here(self) -> bool:
+        """Is this thread in the middle of using it, or the one in the background?"""
+        return threading.current_thread() is self._thread or self._lock._is_owned()  # type: ignore[attr-defined]
 
     def start(self) -> None:
         """From now on messages are received."""
@@ -136,18 +141,19 @@ class HeadSocket:
 
     def _turn(self) -> None:
         """Receive what is there, and do what is due. Holds the lock."""
+        now_s = time.monotonic()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + TICK_S
+            self._receiver.tick(now_s)
         if self._doorman is not None:
             self._doorman.answer()
+        # Last: whatever is sent may hide that something came.
         num_received = 0
         while num_received < MOST_MESSAGES_A_TURN and has_message(self._router):
             process, *frames = recv_frames(self._router)
             num_received += 1
             self._receiver.receive(process.bytes, [frame.buffer for frame in frames])
         self._has_more = num_received == MOST_MESSAGES_A_TURN
-        now_s = time.monotonic()
-        if now_s >= self._next_tick_s:
-            self._next_tick_s = now_s + TICK_S
-            self._receiver.tick(now_s)
 
     def _turn_in_background(self) -> None:
         while not self._is_closing.is_set():

@@ -25,6 +25,11 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="envfleet-keeper", daemon=True)
         self._thread.start()
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Is this the keeper's own thread?"""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """No worker is started any more."""
         self._is_closing.set()

@@ -139,11 +139,16 @@ class Link:
         code: tuple[Code, Arrays] = self._ask(pull, lambda: self._code, PULL_S, "for the policy's code", order)
         return code
 
-    def pull_weights(self, held_version: int, order: int) -> tuple[Weights, Arrays]:
-        """The newest weights, for an order; raises Cancelled if the head has cancelled that."""
+    def pull_weights(self, held_version: int, newest: int, order: int) -> tuple[Weights, Arrays]:
+        """The weights of version `newest`, or newer; raises Cancelled if the head has cancelled the order."""
         self._weights = None
+
+        def came() -> tuple[Weights, Arrays] | None:
+            # An older one is the answer to a question that was asked twice.
+            return self._weights if self._weights is not None and self._weights[0].version >= newest else None
+
         pull = encode(PullWeights(held_version=held_version))
-        weights: tuple[Weights, Arrays] = self._ask(pull, lambda: self._weights, PULL_S, "for weights", order)
+        weights: tuple[Weights, Arrays] = self._ask(pull, came, PULL_S, "for weights", order)
         return weights
 
     def close(self, why: str) -> None:
@@ -162,7 +167,7 @@ class Link:
     ) -> Any:
         """Ask again and again until there is an answer, or it is for an order that nobody wants any more."""
         deadline_s = time.monotonic() + timeout_s
-        next_s = 0.0
+        next_s, ask_again_s = 0.0, ASK_AGAIN_S
         while (came := answer()) is None:
             now_s = time.monotonic()
             if order is not None and order <= self.cancelled_through:
@@ -171,7 +176,7 @@ class Link:
                 raise ClusterError(f"the head did not answer within {timeout_s:g} s when asked {what}")
             if now_s >= next_s:
                 self._send(question)
-                next_s = now_s + ASK_AGAIN_S
+                next_s, ask_again_s = now_s + ask_again_s, 2 * ask_again_s
             self._receive(waits=True)
         return came
 

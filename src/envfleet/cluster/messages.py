@@ -20,7 +20,7 @@ PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself:
 class Limits(msgspec.Struct, frozen=True):
     """What one message may be at most. Whoever receives more drops it, before anything is allocated for it."""
 
-    header_bytes: int = 16 << 20
+    header_bytes: int = 512 << 20
     num_arrays: int = 4096
     num_dims: int = 16
     frame_bytes: int = 4 << 30
@@ -180,6 +180,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     heartbeat_s: float
     resend_s: float
     compression: str | None  # of images: None or "zstd"
+    attributes: dict[str, Any]  # that SetAttr has set before, for your envs
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

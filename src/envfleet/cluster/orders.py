@@ -63,12 +63,19 @@ class Ledger:
     num_accepted: int = 0  # orders are answered in their order, so this number says which
     open: deque[Numbered] = field(default_factory=deque)
 
-    def issue(self, frames_of: Callable[[int, int], Frames], expects: Expected, now_s: float) -> Numbered:
-        """The next order; `frames_of(order, accepted)` encodes it."""
-        order = Numbered(self.num_issued + 1, frames_of(self.num_issued + 1, self.num_accepted), now_s, expects)
-        self.num_issued += 1
+    def prepared(self, frames_of: Callable[[int, int], Frames], expects: Expected, now_s: float) -> Numbered:
+        """The next order, if it is issued; `frames_of(order, accepted)` encodes it, and may raise."""
+        return Numbered(self.num_issued + 1, frames_of(self.num_issued + 1, self.num_accepted), now_s, expects)
+
+    def issue(self, order: Numbered) -> None:
+        """An order that was prepared is about to be sent."""
+        self.num_issued = order.number
         self.open.append(order)
-        return order
+
+    @property
+    def wanted(self) -> bool:
+        """Is there an open order whose answer somebody waits for?"""
+        return any(not order.is_cancelled for order in self.open)
 
     def judge(self, number: int) -> Verdict:
         """What is to be done with an answer; changes nothing."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +53,7 @@ class Run:
         self.num_workers = len(config.plans)
         self.num_envs_per_worker = config.plans[0].num_envs
         self._raises_env_errors = config.raises_env_errors
-        self._activity: Activity | None = None
+        self._activity: weakref.ref[Activity] | None = None  # a stream that is forgotten has ended
         self._owner_pid = os.getpid()
         self._folder = make_run_folder()
         self._is_closed = False
@@ -74,11 +77,19 @@ class Run:
         if self._is_closed or os.getpid() != self._owner_pid:
             return
         self._is_closed = True
-        self._keeper.close()
-        self.head.tell_all_to_stop("the run is over")
-        self._job.cancel(LEAVE_GRACE_S)
-        self.head.close()
-        remove_run_folder(self._folder)
+        with contextlib.ExitStack() as stack:  # all of it, also if Ctrl-C comes in between
+            stack.callback(remove_run_folder, self._folder)
+            stack.callback(self.head.close)
+            stack.callback(self._job.cancel, LEAVE_GRACE_S)
+            stack.callback(self.head.tell_all_to_stop, "the run is over")
+            stack.callback(self._keeper.close)
+
+    def close_when_collected(self) -> None:
+        """For the garbage collector, which may call from one of our own threads, in the middle of anything."""
+        if self.head.is_in_use_here or self._keeper.is_current_thread:
+            threading.Thread(target=self.close, name="envfleet-close").start()
+        else:
+            self.close()
 
     def wait_until_ready(self, timeout_s: float) -> RolloutForm:
         """Until the pools of all workers are built."""
@@ -111,16 +122,19 @@ class Run:
 
     def begin(self, activity: Activity | None) -> None:
         """From now on orders are for this activity; what another one has begun is cancelled. None: for nothing."""
-        if self._activity is activity:
+        current = None if self._activity is None else self._activity()
+        if current is activity and activity is not None:
             return
         if self._activity is not None:
+            self._activity = None
             self.head.cancel_open()
-            self._activity.drop()
-        self._activity = activity
+            if current is not None:
+                current.drop()
+        self._activity = None if activity is None else weakref.ref(activity)
 
     def is_doing(self, activity: Activity) -> bool:
         """Are the open orders for this activity?"""
-        return self._activity is activity and not self._is_closed
+        return self._activity is not None and self._activity() is activity and not self._is_closed
 
     def take(self, workers: Iterable[int]) -> Held:
         """The oldest answers of these workers, which are there."""

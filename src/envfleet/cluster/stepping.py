@@ -60,8 +60,7 @@ class Stepping:
             rows = self.rows_of(worker)
             its_mask = None if mask is None else mask[rows].tolist()
             orders[worker] = (_reset_order(autoreset, seeds[rows], options, its_mask), {})
-        self._run.head.issue(orders, EXPECTS_ROWS)
-        self.in_flight.update(orders)
+        self._issue(orders)
         self.was_reset = True
 
     def send(self, actions: Any, env_ids: Array | None) -> None:
@@ -79,7 +78,7 @@ class Stepping:
         if busy:
             raise EnvBusy(f"the envs of workers {busy} have results to come: receive them before sending again")
         leaves = [
-            np.ascontiguousarray(values, leaf.dtype)
+            np.array(values, leaf.dtype, order="C")  # a copy: the caller may change its own before it is sent
             for values, leaf in zip(
                 self._form.actions.require_batch(actions, len(rows) * self._run.num_envs_per_worker, "actions"),
                 self._form.actions.leaves,
@@ -91,8 +90,15 @@ class Stepping:
             worker: (self._step_order, {f"action.{index}": leaf[its_rows] for index, leaf in enumerate(leaves)})
             for worker, its_rows in rows.items()
         }
-        self._run.head.issue(orders, EXPECTS_ROWS)
-        self.in_flight.update(orders)
+        self._issue(orders)
+
+    def _issue(self, orders: dict[int, Any]) -> None:
+        try:
+            self._run.head.issue(orders, EXPECTS_ROWS)
+            self.in_flight.update(orders)
+        except BaseException:
+            self._run.begin(None)  # or answers that nobody knows of would be taken for others
+            raise
 
     def recv(self, num_workers: int, timeout_s: float) -> StepResult:
         """The rows of the `num_workers` workers that are ready first, in env order."""

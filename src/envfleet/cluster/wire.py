@@ -50,25 +50,28 @@ def open_router(
 ) -> zmq.Socket[bytes]:
     """The head's socket, bound; LAST_ENDPOINT says where."""
     router = context.socket(zmq.ROUTER)
-    router.linger = 0
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # to hear of closed connections when sending
-    router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again keeps its name
-    router.setsockopt(zmq.MAXMSGSIZE, Limits().frame_bytes)
-    _set_heartbeats(router, silence_s)
-    if address.startswith("tcp://"):
-        if keys is None:
-            raise UsageError("a tcp address needs keys")
-        router.curve_server = True
-        router.curve_secretkey = keys.head_secret
-        router.curve_publickey = keys.head_public
-        router.setsockopt(zmq.ZAP_DOMAIN, b"envfleet")
-        if ":[" in address or address.count(":") > 2:
-            router.setsockopt(zmq.IPV6, 1)
     try:
+        router.linger = 0
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # to hear of closed connections when sending
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again keeps its name
+        router.setsockopt(zmq.MAXMSGSIZE, Limits().frame_bytes)
+        _set_heartbeats(router, silence_s)
+        if address.startswith("tcp://"):
+            if keys is None:
+                raise UsageError("a tcp address needs keys")
+            router.curve_server = True
+            router.curve_secretkey = keys.head_secret
+            router.curve_publickey = keys.head_public
+            router.setsockopt(zmq.ZAP_DOMAIN, b"envfleet")
+            if address.count(":") > 2:
+                router.setsockopt(zmq.IPV6, 1)
         router.bind(address)
     except zmq.ZMQError as error:
         router.close()
         raise ClusterError(f"the head cannot bind to {address!r}: {error.strerror}") from error
+    except BaseException:
+        router.close()  # or its context would wait for it
+        raise
     return router
 
 

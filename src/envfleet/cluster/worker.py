@@ -140,10 +140,10 @@ class Worker:
         if must_build:
             held.build(*link.pull_code(held.code_id, order.order))
         if must_build or self._sync.should_pull(newest - held.version, divergence):
-            weights, arrays = link.pull_weights(held.version, order.order)
+            weights, arrays = link.pull_weights(held.version, newest, order.order)
             while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
                 held.build(*link.pull_code(held.code_id, order.order))
-                weights, arrays = link.pull_weights(held.version, order.order)
+                weights, arrays = link.pull_weights(held.version, newest, order.order)
             held.load(weights, arrays)
         assert held.policy is not None
         return held.policy

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
+import msgspec
 import numpy as np
 
 from envfleet.cluster.collector import Collector
@@ -18,6 +19,7 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.infos import object_column
 from envfleet.pool.making import make
 from envfleet.pool.native_plugins import load_native
 from envfleet.pool.pool import EnvPool
@@ -47,7 +49,8 @@ class WorkerPool:
         self._env, self._env_kwargs = _env_of(welcome.plan, arrays)
         self._epoch = welcome.epoch
         self._num_builds = 0
-        self._attributes: dict[str, list[Any]] = {}  # what set_attr() has set: a new pool gets it, too
+        # What set_attr() has set: a new pool gets it, too, also that of a replacement.
+        self._attributes: dict[str, list[Any]] = {name: from_plain(each) for name, each in welcome.attributes.items()}
         self._autoreset = Autoreset(welcome.plan.autoreset)
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
@@ -65,6 +68,8 @@ class WorkerPool:
             self._rebuild(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
+        # The head resets all envs first: some of them only, in a new pool, means that another process has been lost.
+        is_after_loss = order.mask is not None and not all(order.mask) and self._episodes is Episodes.NONE
         if is_partial and not any(order.mask or ()):
             return self._rows(order.order, self._last_obs, _zeros(self.envs.num_envs), {}, [])
         if is_partial:
@@ -79,7 +84,12 @@ class WorkerPool:
         obs, info = result if len(result) == 2 else (result[0], result[4])
         self._episodes = Episodes.RUNNING if is_partial else Episodes.FRESH
         self._reset_arguments, self._collector = arguments, None
-        return self._rows(order.order, obs, _zeros(self.envs.num_envs), info, failures)
+        if is_after_loss:
+            lost = ~np.array(order.mask)
+            errors = object_column(dict.fromkeys(np.flatnonzero(lost).tolist(), LOST), len(lost))
+            info = {**info, "env_error": errors, "_env_error": lost}
+        ready, arrays = self._rows(order.order, obs, _zeros(self.envs.num_envs), info, failures)
+        return msgspec.structs.replace(ready, is_after_loss=is_after_loss), arrays
 
     def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
         """A row for each env."""
@@ -181,7 +191,7 @@ class WorkerPool:
             obs, info = self._obs.unflatten(leaves), error
             self._episodes = Episodes.CUT_SHORT
         ready, arrays = self._rows(order, obs, {**_zeros(num_envs), "truncated": everybody}, info, [])
-        return RowsReady(order=order, info=ready.info, is_after_loss=True), arrays
+        return msgspec.structs.replace(ready, is_after_loss=True), arrays
 
     def _rows(
         self, order: int, obs: Any, fixed: Arrays, info: dict[str, Any], failures: list[Exception]

@@ -61,9 +61,9 @@ class LocalJob:
 
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
-        code = self._processes[worker].poll()
-        if code is None:
+        if not _has_ended(self._processes[worker]):
             return WorkerStatus(WorkerState.RUNNING)
+        code = self._processes[worker].returncode
         if code >= 0:
             return WorkerStatus(WorkerState.ENDED, f"its process ended with exit code {code}")
         return WorkerStatus(WorkerState.ENDED, f"its process was killed by {_signal_name(-code)}")
@@ -96,15 +96,17 @@ class LocalJob:
         if self._is_cancelled or os.getpid() != self._owner_pid:
             return
         self._is_cancelled = True
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.terminate()  # also those that nobody could tell anything
-        deadline_s = time.monotonic() + grace_s
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline_s - time.monotonic()))
-        for process in self._processes.values():
-            _end(process)
+        processes = list(self._processes.values())
+        try:
+            for process in processes:
+                if not _has_ended(process):
+                    process.terminate()  # also those that nobody could tell anything
+            deadline_s = time.monotonic() + grace_s
+            while not all(map(_has_ended, processes)) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+        finally:
+            for process in processes:
+                _end(process)
 
     def _log_path(self, worker: int) -> Path:
         return self._log_dir / f"worker-{worker}.log"
@@ -149,14 +151,33 @@ def _shares(num_workers: int) -> list[list[int] | None]:
     ]
 
 
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended; then what is left of its group, which it may have started, is ended too."""
+    if process.returncode is not None:
+        return True
+    try:
+        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+    except ChildProcessError:  # somebody else has reaped it
+        process.poll()
+        return True
+    # It is not reaped yet, so its pid, and so the group's, cannot belong to anybody else.
+    _kill_group(process.pid)
+    process.poll()
+    return True
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and everything in its session's group, and reap it."""
-    # Until it is reaped its pid, and so the group's, cannot belong to anybody else.
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """Kill a process and everything in its group, and reap it."""
+    if not _has_ended(process):
+        _kill_group(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(KILL_WAIT_S)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:
