@@ -156,10 +156,10 @@ def test_killed_during_stream(tmp_path, caplog):
     accounts, counts = Accounts(), [0, 0]
     with cluster(tmp_path) as envs:
         victims = pids(envs)
-        for number, rollout in enumerate(envs.stream(AGENT, 8)):
+        for rollout in envs.stream(AGENT, 8):
             accounts.add(rollout)
             counts[int(rollout.workers[0])] += 1
-            if number == 5:
+            if accounts.num_env_objects == 2 and is_running(victims[0]):
                 os.kill(victims[0], signal.SIGKILL)
             if accounts.num_env_objects == 3 and is_running(victims[1]):
                 for pid in pids(envs):  # both at once

@@ -24,6 +24,7 @@ logger = logging.getLogger("envfleet.cluster")
 
 TICK_S = 0.25
 CALLER_STAYS_S = 0.02  # a caller that was here so recently will be back: the background thread keeps away
+LET_IN_S = 0.0005
 MOST_MESSAGES_A_TURN = 256  # so that nobody can keep the loop from everything else
 
 
@@ -45,6 +46,7 @@ class HeadSocket:
         self._receiver = receiver
         self._lock = threading.RLock()
         self._num_waiting = 0
+        self._others: list[None] = []  # one entry for each other thread that waits for the lock
         self._caller_s = 0.0
         self._next_tick_s = 0.0
         self._has_more = False
@@ -79,6 +81,7 @@ class HeadSocket:
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
         """The caller's turn: what it sends may hide that something came, so the loop is always turned after it."""
+        self._let_others_in()
         with self._lock:
             self._caller_s = time.monotonic()
             yield
@@ -87,7 +90,9 @@ class HeadSocket:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """The turn of another thread. The caller may have gone to sleep: it must hear of what came."""
+        self._others.append(None)
         with self._lock:
+            self._others.pop()
             if self._is_closing.is_set():
                 raise PoolClosed("the cluster is closed")
             yield
@@ -102,6 +107,7 @@ class HeadSocket:
             self._num_waiting += 1
         try:
             while True:
+                self._let_others_in()
                 with self._lock:
                     self._caller_s = time.monotonic()
                     self._turn()
@@ -138,6 +144,11 @@ class HeadSocket:
             self._router.close()
             self._close_context()
             os.close(self._turned_fd)
+
+    def _let_others_in(self) -> None:
+        """Locks are not fair: a caller that always has something to do would keep the other threads out for ever."""
+        if self._others:
+            time.sleep(LET_IN_S)
 
     def _turn(self) -> None:
         """Receive what is there, and do what is due. Holds the lock."""

@@ -133,8 +133,9 @@ class Run:
         self._activity = None if activity is None else weakref.ref(activity)
 
     def is_doing(self, activity: Activity) -> bool:
-        """Are the open orders for this activity?"""
-        return self._activity is not None and self._activity() is activity and not self._is_closed
+        """Are the open orders for this activity? In a fork of the owner nothing is: its locks may be held for ever."""
+        is_current = self._activity is not None and self._activity() is activity
+        return is_current and not self._is_closed and os.getpid() == self._owner_pid
 
     def take(self, workers: Iterable[int]) -> Held:
         """The oldest answers of these workers, which are there."""
