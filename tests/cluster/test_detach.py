@@ -168,7 +168,7 @@ def test_rollouts_are_real_and_go_on(cartpoles, replay):
         check_agent(agent, rollout, tree)
         assert rollout.lag == 0 and rollout.extras.keys() == {"values"}
         assert rollout.extras["values"].dtype == np.float32
-    assert here.num_finals > 5
+    assert here.num_finals
 
 
 def test_a_step_is_a_rollout_of_one(cartpoles, replay):

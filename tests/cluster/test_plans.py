@@ -10,24 +10,27 @@ import pytest
 from detach_envs import EveryKindEnv
 
 from envfleet import ClusterEnv, EnvSpec, UsageError
+from envfleet.cluster.messages import PoolPlan
 from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
 from envfleet.cluster.values_wire import from_plain
 
 
-def plans_of(env, num_workers=2, num_envs_per_worker=3, **changes):
+def plans_of(env, num_workers=2, num_envs_per_worker=3, env_kwargs=None, **changes):
     settings = {
-        "env_kwargs": None,
+        "num_envs": num_envs_per_worker,
         "max_episode_steps": None,
         "render_mode": None,
         "backend": "auto",
-        "num_workers_of_pool": None,
+        "num_workers": None,
         "max_env_restarts": None,
         "timeout_s": 1.0,
         "start_timeout_s": 2.0,
         "autoreset": "next_step",
         "seed": None,
     }
-    return pool_plans(env, num_workers, num_envs_per_worker, **{**settings, **changes})
+    if "num_workers_of_pool" in changes:
+        changes["num_workers"] = changes.pop("num_workers_of_pool")
+    return pool_plans(PoolPlan(**{**settings, **changes}), env, env_kwargs, num_workers)
 
 
 def pickles_of(env, env_kwargs=None, **changes):

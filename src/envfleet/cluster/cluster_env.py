@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from envfleet.cluster.collecting import Collecting, RolloutStream
-from envfleet.cluster.messages import Call, SetAttr, ValuesReady
+from envfleet.cluster.messages import Call, PoolPlan, SetAttr, ValuesReady
 from envfleet.cluster.orders import Expected
 from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
 from envfleet.cluster.run import Run, RunConfig
@@ -28,7 +28,7 @@ from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
 from envfleet.policies.adapting import code_of, is_policy_like, weights_of
-from envfleet.pool.arguments import seeds_of, take_reset_mask
+from envfleet.pool.arguments import seeds_of, take_reset_mask, whole_number
 from envfleet.pool.building import EnvKwargs, EnvLike
 from envfleet.pool.making import autoreset_of
 
@@ -114,43 +114,32 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             reconnect_s: A worker whose connection stays closed for so long is lost.
             resend_s: Messages are repeated if they are not known to have arrived after so long.
         """
-        num_workers = _whole("num_workers", num_workers)
-        num_envs_per_worker = _whole("num_envs_per_worker", num_envs_per_worker)
-        seeds_of(seed, num_workers * num_envs_per_worker)
-        if max_episode_steps is not None:
-            max_episode_steps = _whole("max_episode_steps", max_episode_steps)
-        if on_env_error not in ("raise", "restart"):
-            raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
-        self.num_envs = num_workers * num_envs_per_worker
-        self.num_workers = num_workers
-        self.num_envs_per_worker = num_envs_per_worker
-        self.batch_size = self.num_envs if batch_size is None else _whole("batch_size", batch_size)
-        if not 1 <= self.batch_size <= self.num_envs or self.batch_size % num_envs_per_worker:
-            raise UsageError(
-                f"batch_size must be a multiple of num_envs_per_worker={num_envs_per_worker}, at most "
-                f"{self.num_envs}; got {batch_size}"
-            )
-        self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
-        self._credit = _whole("credit", credit)
-        self._timeout_s = _positive("timeout_s", timeout_s)
-        self._first_seed = seed
-        self._agent: Any = None
-        self._code: PolicyCode | None = None
-        plans = pool_plans(
-            env,
-            num_workers,
-            num_envs_per_worker,
-            env_kwargs=env_kwargs,
+        template = PoolPlan(
+            num_envs=whole_number("num_envs_per_worker", num_envs_per_worker),
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
             backend=backend,
-            num_workers_of_pool=pool_workers,
+            num_workers=pool_workers,
             max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
             timeout_s=pool_timeout_s,
             start_timeout_s=start_timeout_s,
-            autoreset=(Autoreset.SAME_STEP if autoreset_mode is None else self._autoreset).value,
+            autoreset=(Autoreset.SAME_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)).value,
             seed=seed,
         )
+        if on_env_error not in ("raise", "restart"):
+            raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
+        self.num_workers = whole_number("num_workers", num_workers)
+        self.num_envs_per_worker = template.num_envs
+        self.num_envs = self.num_workers * self.num_envs_per_worker
+        self.batch_size = self._batch_size_of(batch_size)
+        self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
+        self._credit = whole_number("credit", credit)
+        self._timeout_s = _positive("timeout_s", timeout_s)
+        seeds_of(seed, self.num_envs)
+        self._first_seed = seed
+        self._agent: Any = None
+        self._code: PolicyCode | None = None
+        plans = pool_plans(template, env, env_kwargs, self.num_workers)
         self._run = Run(
             RunConfig(
                 plans=plans,
@@ -179,7 +168,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._head = self._run.head
         self._stepping = Stepping(self._run, form)
         self._collecting = Collecting(self._run, form)
-        self.metadata = {**self._head.metadata, "autoreset_mode": AutoresetMode(self._autoreset.value)}
+        self.metadata = {**self._head.roster.metadata, "autoreset_mode": AutoresetMode(self._autoreset.value)}
         self.render_mode = render_mode
         self.spec = spec_of(env)
         self.single_observation_space = form.obs.space
@@ -207,7 +196,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         else the policy gave. Envs reset in the same step then.
         """
         if is_policy_like(actions):
-            return self._step_with(actions)
+            return self._collecting.as_step(self.rollout(actions, 1))
         self.send(actions)
         result = self._stepping.recv(self.batch_size // self.num_envs_per_worker, self._timeout_s)
         if self.batch_size < self.num_envs:
@@ -298,7 +287,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         After ClusterTimeout or EnvFailed nothing is lost: call it again for the same rollout.
         """
         self._require_open()
-        num_steps = _whole("num_steps", num_steps)
+        num_steps = whole_number("num_steps", num_steps)
         if not (self._collecting.is_begun(num_steps) and agent is self._agent):
             self.publish(agent)
             self._collecting.begin(num_steps)
@@ -311,7 +300,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         the others go on without it. To leave the loop ends the stream: rollouts that were not taken are dropped.
         """
         self._require_open()
-        num_steps = _whole("num_steps", num_steps)
+        num_steps = whole_number("num_steps", num_steps)
         self.publish(agent)
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return RolloutStream(self, self._run, self._form, num_steps, self._credit, timeout_s)
@@ -345,6 +334,15 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     # -- inside --
 
+    def _batch_size_of(self, given: int | None) -> int:
+        size = self.num_envs if given is None else whole_number("batch_size", given)
+        if size > self.num_envs or size % self.num_envs_per_worker:
+            raise UsageError(
+                f"batch_size must be a multiple of num_envs_per_worker={self.num_envs_per_worker}, at most "
+                f"{self.num_envs}; got {given}"
+            )
+        return size
+
     def _send_reset(self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None) -> None:
         self._require_open()
         if seed is None:
@@ -355,19 +353,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         options = None if options is None else dict(options)
         mask = None if options is None else take_reset_mask(options, self.num_envs)
         self._stepping.send_reset(self._autoreset.value, seeds, to_plain(options, "options"), mask)
-
-    def _step_with(self, agent: Any) -> StepResult:
-        rollout = self.rollout(agent, 1)
-        info: dict[str, Any] = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
-        info |= {name: _first(values) for name, values in rollout.extras.items()}
-        if len(rollout.final_envs):
-            final_obs = np.full(self.num_envs, None, dtype=object)
-            leaves = self._form.obs.flatten(rollout.final_obs)
-            for row, env in enumerate(rollout.final_envs):
-                final_obs[env] = self._form.obs.unflatten([leaf[row] for leaf in leaves])
-            info["final_obs"] = final_obs
-            info["_final_obs"] = rollout.terminations[0] | rollout.truncations[0]
-        return rollout.next_obs, rollout.rewards[0], rollout.terminations[0], rollout.truncations[0], info
 
     def _ask_all(self, message_for: Callable[[int], Callable[[int, int], Any]], what: str) -> tuple[Any, ...]:
         """A value from each env."""
@@ -391,22 +376,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise PoolClosed("this cluster was closed; make another one")
 
 
-def _first(tree: Any) -> Any:
-    """The first step of a tree of [T, ...] arrays."""
-    if isinstance(tree, Mapping):
-        return {key: _first(part) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map(_first, tree))
-    return None if tree is None else tree[0]
-
-
 def _positive(name: str, seconds: float) -> float:
     if not seconds > 0:
         raise UsageError(f"{name} must be positive; got {seconds!r}")
     return seconds
-
-
-def _whole(name: str, count: Any) -> int:
-    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
-    return int(count)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from envfleet.cluster.answers import Held
 from envfleet.cluster.messages import Collect, RolloutReady
 from envfleet.cluster.orders import Expected
 from envfleet.cluster.rollouts import Collected, RolloutForm
 from envfleet.cluster.run import Run
+from envfleet.cluster.stepping import StepResult
 from envfleet.contract.rollout import Rollout
 
 
@@ -52,6 +55,19 @@ class Collecting:
         answers = self._held.take()
         self._run.begin(None)
         return self._form.join_rollouts([each.result for each in answers if isinstance(each.result, Collected)])
+
+    def as_step(self, rollout: Rollout) -> StepResult:
+        """A rollout of one step, as step() returns it; what the policy gave is in the info."""
+        info: dict[str, Any] = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
+        info |= {name: _first(values) for name, values in rollout.extras.items()}
+        ended = rollout.terminations[0] | rollout.truncations[0]
+        if ended.any():
+            final_obs = np.full(len(ended), None, dtype=object)
+            leaves = self._form.obs.flatten(rollout.final_obs)
+            for row, env in enumerate(rollout.final_envs):
+                final_obs[env] = self._form.obs.unflatten([leaf[row] for leaf in leaves])
+            info["final_obs"], info["_final_obs"] = final_obs, ended
+        return rollout.next_obs, rollout.rewards[0], rollout.terminations[0], rollout.truncations[0], info
 
 
 class RolloutStream(Iterator[Rollout]):
@@ -107,6 +123,15 @@ class RolloutStream(Iterator[Rollout]):
     def __del__(self) -> None:
         """A loop that was left has forgotten it."""
         self.close()
+
+
+def _first(tree: Any) -> Any:
+    """The first step of a tree of [T, ...] arrays."""
+    if isinstance(tree, Mapping):
+        return {key: _first(part) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(_first, tree))
+    return None if tree is None else tree[0]
 
 
 def _issue(run: Run, workers: Iterable[int], num_steps: int) -> None:

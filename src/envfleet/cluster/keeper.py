@@ -49,7 +49,6 @@ class Keeper:
                 self._head.ended(worker, status.detail)
             elif status.state is WorkerState.PENDING:
                 self._head.still_pending(worker)
-        self._head.take_late()
         for worker in self._head.take_due():
             if not self._is_closing.is_set():
                 self._job.restart(worker)

@@ -127,11 +127,6 @@ class Link:
         self._outbox.add(message.order, frames, time.monotonic())
         self._send(frames)
 
-    @property
-    def num_unaccepted(self) -> int:
-        """Answers that the head has not accepted yet."""
-        return len(self._outbox.unaccepted)
-
     def pull_code(self, held_code_id: int, order: int) -> tuple[Code, Arrays]:
         """The code of the newest policy, for an order; raises Cancelled if the head has cancelled that."""
         self._code = None

@@ -27,15 +27,17 @@ class Limits(msgspec.Struct, frozen=True):
     total_bytes: int = 8 << 30
 
 
-class PoolPlan(msgspec.Struct, frozen=True):
+class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The pool of one worker. The env itself is in `env_id`/`env_factory`, or pickled by the head in array `env`."""
 
     num_envs: int
-    first_env_id: int  # of this worker's envs in the whole run
-    env_id: str | None
-    env_factory: str | None
-    native_file: str | None  # the header or library that has the native env `env_id`: to be loaded first
-    env_kwargs: list[Any] | None  # as values_wire has it, one for each env; None: none, or they are in array `env`
+    first_env_id: int = 0  # of this worker's envs in the whole run
+    env_id: str | None = None
+    env_factory: str | None = None
+    native_file: str | None = None  # the header or library that has the native env `env_id`: to be loaded first
+    env_kwargs: list[Any] | None = (
+        None  # as values_wire has it, one for each env; None: none, or they are in array `env`
+    )
     max_episode_steps: int | None
     render_mode: str | None
     backend: str

@@ -7,12 +7,14 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+import msgspec
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.cluster.messages import PoolPlan
 from envfleet.cluster.values_wire import NotPlain, to_plain
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.arguments import whole_number
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of
 from envfleet.pool.making import BACKENDS
@@ -21,61 +23,30 @@ from envfleet.pool.native_plugins import plugin_file, plugin_names
 Env = EnvLike | Sequence[Callable[..., Any]]
 
 
-def pool_plans(
-    env: Env,
-    num_workers: int,
-    num_envs_per_worker: int,
-    *,
-    env_kwargs: EnvKwargs,
-    max_episode_steps: int | None,
-    render_mode: str | None,
-    backend: str,
-    num_workers_of_pool: int | None,
-    max_env_restarts: int | None,
-    timeout_s: float,
-    start_timeout_s: float,
-    autoreset: str,
-    seed: int | None,
-) -> tuple[PoolPlan, ...]:
-    """One for each worker."""
-    num_envs = num_workers * num_envs_per_worker
-    if isinstance(env, Sequence) and not isinstance(env, str) and len(env) != num_envs:
-        raise UsageError(f"a list of env factories must have {num_envs} entries, one for each env; got {len(env)}")
-    if not (isinstance(env, str | EnvSpec | GymnasiumSpec | Sequence) or callable(env)):
-        raise UsageError(
-            f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "
-            f"got {type(env).__name__}"
-        )
-    if backend not in BACKENDS:
-        raise UsageError(f"no backend is called {backend!r}; known: {', '.join(BACKENDS)}")
-    PoolConfig(  # checks itself
-        num_envs=num_envs_per_worker,
-        max_env_restarts=max_env_restarts,
-        num_workers=num_workers_of_pool,
-        timeout_s=timeout_s,
-        start_timeout_s=start_timeout_s,
-    )
+def pool_plans(template: PoolPlan, env: Env, env_kwargs: EnvKwargs, num_workers: int) -> tuple[PoolPlan, ...]:
+    """One for each worker. The template says all that is the same for all of them."""
+    num_envs = num_workers * template.num_envs
+    _require_plan(template)
+    _require_env(env, num_envs)
     plain = _plain_env(env)
     kwargs = None if plain is None else _plain_kwargs(plain, env_kwargs, num_envs)
-    travels_plain = plain is not None and kwargs is not None
-    own = env if isinstance(env, EnvSpec) else None
+    if plain is not None and kwargs is not None:
+        template = msgspec.structs.replace(
+            template,
+            env_id=plain.id,
+            env_factory=plain.factory,
+            native_file=str(plugin_file(plain.id)) if plain.id in plugin_names() else None,
+        )
+    if isinstance(env, EnvSpec):
+        if template.max_episode_steps is None:
+            template = msgspec.structs.replace(template, max_episode_steps=env.max_episode_steps)
+        if template.render_mode is None:
+            template = msgspec.structs.replace(template, render_mode=env.render_mode)
     return tuple(
-        PoolPlan(
-            num_envs=num_envs_per_worker,
-            first_env_id=worker * num_envs_per_worker,
-            env_id=plain.id if travels_plain and plain is not None else None,
-            env_factory=plain.factory if travels_plain and plain is not None else None,
-            native_file=str(plugin_file(plain.id)) if plain is not None and plain.id in plugin_names() else None,
-            env_kwargs=None if kwargs is None else kwargs[_rows(worker, num_envs_per_worker)],
-            max_episode_steps=own.max_episode_steps if max_episode_steps is None and own else max_episode_steps,
-            render_mode=own.render_mode if render_mode is None and own else render_mode,
-            backend=backend,
-            num_workers=num_workers_of_pool,
-            max_env_restarts=max_env_restarts,
-            timeout_s=timeout_s,
-            start_timeout_s=start_timeout_s,
-            autoreset=autoreset,
-            seed=seed,
+        msgspec.structs.replace(
+            template,
+            first_env_id=worker * template.num_envs,
+            env_kwargs=None if kwargs is None else kwargs[_rows(worker, template.num_envs)],
         )
         for worker in range(num_workers)
     )
@@ -109,6 +80,32 @@ def spec_of(env: Env) -> GymnasiumSpec | None:
     except gymnasium.error.Error:
         return None
     return found if isinstance(found, GymnasiumSpec) else None
+
+
+def _require_plan(plan: PoolPlan) -> None:
+    """What a worker would refuse is refused here, before any is started."""
+    if plan.backend not in BACKENDS:
+        raise UsageError(f"no backend is called {plan.backend!r}; known: {', '.join(BACKENDS)}")
+    if plan.max_episode_steps is not None:
+        whole_number("max_episode_steps", plan.max_episode_steps)
+    PoolConfig(  # checks itself
+        num_envs=plan.num_envs,
+        max_env_restarts=plan.max_env_restarts,
+        num_workers=plan.num_workers,
+        timeout_s=plan.timeout_s,
+        start_timeout_s=plan.start_timeout_s,
+    )
+
+
+def _require_env(env: Any, num_envs: int) -> None:
+    is_list = isinstance(env, Sequence) and not isinstance(env, str)
+    if is_list and len(env) != num_envs:
+        raise UsageError(f"a list of env factories must have {num_envs} entries, one for each env; got {len(env)}")
+    if not (is_list or isinstance(env, str | EnvSpec | GymnasiumSpec) or callable(env)):
+        raise UsageError(
+            f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "
+            f"got {type(env).__name__}"
+        )
 
 
 def _resolved(env: Any) -> Any:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from envfleet.cluster.answers import Held, errors_of
-from envfleet.cluster.head import Head, HeadConfig
+from envfleet.cluster.config import HeadConfig
+from envfleet.cluster.head import Head
 from envfleet.cluster.keeper import Keeper
 from envfleet.cluster.rollouts import RolloutForm
 from envfleet.cluster.staffing import Stage
@@ -101,7 +102,7 @@ class Run:
                 if desk.not_ready is not None:
                     text = f"{desk.not_ready.error}\n\n{desk.not_ready.traceback}"
                     raise WorkerFailed(f"{desk.member} cannot build its pool: {text}")
-                post = self.head.staffing.posts[worker]
+                post = self.head.roster.staffing.posts[worker]
                 if post.stage is Stage.GIVEN_UP or post.num_failures >= MOST_FAILURES_AT_START:
                     raise WorkerLost(f"worker {worker} does not start: {post.problem}{self._log(worker)}")
             num_ready = sum(desk.is_ready for desk in self.head.desks)
@@ -117,8 +118,8 @@ class Run:
                 f"{num_joined} of {self.num_workers} workers joined in {timeout_s:g} s, and not all of them are "
                 f"ready: {missing}"
             )
-        assert self.head.form is not None
-        return self.head.form
+        assert self.head.roster.form is not None
+        return self.head.roster.form
 
     def begin(self, activity: Activity | None) -> None:
         """From now on orders are for this activity; what another one has begun is cancelled. None: for nothing."""
@@ -191,17 +192,16 @@ class Run:
             raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}. Nothing is lost: make the same call again")
 
     def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
-        gone = [
-            w for w in workers if self.head.staffing.posts[w].stage is Stage.GIVEN_UP and not self.head.desks[w].answers
-        ]
+        posts, desks = self.head.roster.staffing.posts, self.head.desks
+        gone = [w for w in workers if posts[w].stage is Stage.GIVEN_UP and not desks[w].answers]
         if len(gone) > num_spare:
             lost = "; ".join(f"{self.problem(worker)}{self._log(worker)}" for worker in gone)
             raise WorkerLost(f"lost, and replaced as often as max_worker_restarts allows: {lost}")
 
     def _about(self, worker: int) -> str:
         """What is known of a worker that should have answered."""
-        desk, post = self.head.desks[worker], self.head.staffing.posts[worker]
-        name = self.head.name_of(worker)
+        desk, post = self.head.desks[worker], self.head.roster.staffing.posts[worker]
+        name = self.head.roster.name_of(worker)
         status = self._job.status(worker)
         heard = "" if desk.member is None else f", heard of {time.monotonic() - desk.member.heard_s:.1f} s ago"
         problem = f", last problem: {post.problem}" if post.problem else ""
@@ -233,7 +233,9 @@ def _address(config: RunConfig, launcher: Launcher, folder: Path) -> str:
         return f"ipc://{folder}/head"
     if not address.startswith("tcp://"):
         raise UsageError(f"address must be 'ipc' or 'tcp://host:port'; got {address!r}")
-    port = address.rpartition(":")[2]
-    if not (port.isdecimal() and int(port) < 65536):
-        raise UsageError(f"address must end in a port, 0 for a free one; got {address!r}")
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not colon or port.endswith("]"):  # no port: a free one
+        return f"{address}:0"
+    if not (host and port.isdecimal() and int(port) < 65536):
+        raise UsageError(f"address must be 'tcp://host:port', with a port below 65536; got {address!r}")
     return address

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from envfleet.contract.distributions import Distribution
+
 Array = np.ndarray[Any, Any]
+State = Mapping[str, Array]  # what a recurrent policy remembers, by name, a row for each env
 
 
 class Acted(NamedTuple):
@@ -17,6 +20,7 @@ class Acted(NamedTuple):
     actions: Any  # tree of [B, ...] in the form of the action space
     log_probs: Array | None  # [B] float32; None: the policy has no probabilities
     extras: Mapping[str, Array]  # each [B, ...]; "values" is what bootstrapping looks for
+    state: State | None = None  # after these observations, each [B, ...]; of recurrent policies only
 
 
 @runtime_checkable
@@ -41,6 +45,36 @@ class Policy(Protocol):
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Take over weights that another copy of this policy gave. The arrays are read-only, and not to be kept."""
+        ...
+
+
+@runtime_checkable
+class ExposesDistribution(Protocol):
+    """A policy that shows from which distribution it draws: divergences are exact then, and not estimated."""
+
+    def distribution(self, obs: Any) -> Distribution | None:
+        """Of the actions for B observations; None if this one does not show it after all."""
+        ...
+
+
+@runtime_checkable
+class Recurrent(Protocol):
+    """A policy that remembers. Its other methods take `state=` as well, and act() returns the next one.
+
+    The worker keeps the state, and puts rows back to the initial one where episodes end.
+    """
+
+    def initial_state(self, num_rows: int) -> State:
+        """What it remembers before an episode's first observation, for so many envs."""
+        ...
+
+
+@runtime_checkable
+class Seedable(Protocol):
+    """A policy with random numbers of its own. Python's, NumPy's and torch's global ones are seeded anyway."""
+
+    def seed(self, seed: int) -> None:
+        """Begin this sequence of random numbers."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Arguments of a VectorEnv's methods, checked: seeds and reset masks."""
+"""Arguments of a VectorEnv's methods, checked: counts, seeds and reset masks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.contract.errors import UsageError
+
+
+def whole_number(name: str, count: Any) -> int:
+    """A count of at least 1."""
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
+    return int(count)
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

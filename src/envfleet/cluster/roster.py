@@ -1,0 +1,218 @@
+"""Roster: who takes part. Joins, introductions and losses; who is to be started again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envfleet.cluster.codec import BadMessage, encode
+from envfleet.cluster.config import HeadConfig
+from envfleet.cluster.desk import Desk
+from envfleet.cluster.membership import Member, Membership
+from envfleet.cluster.messages import (
+    PROTOCOL_VERSION,
+    Alive,
+    Cancel,
+    Join,
+    Leaving,
+    NotReady,
+    Ready,
+    Refused,
+    Welcome,
+)
+from envfleet.cluster.rollouts import RolloutForm
+from envfleet.cluster.spaces_wire import space_of
+from envfleet.cluster.staffing import Staffing, Stage
+from envfleet.cluster.values_wire import from_plain
+from envfleet.contract.spaces import SpaceTree
+
+logger = logging.getLogger("envfleet.cluster")
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+Frames = list[Any]
+
+
+class Roster:
+    """The workers of a run, and what is said to them about taking part in it."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        desks: Sequence[Desk],
+        send: Callable[[bytes, Frames], bool | None],
+        refuse: Callable[[str, bytes, str], None],
+    ) -> None:
+        """`send` and `refuse` are the head's: to a process; for a reason, of a process, with details."""
+        self._config = config
+        self._desks = desks
+        self._send = send
+        self._refuse = refuse
+        self._membership = Membership(len(desks), config.reconnect_s)
+        self.staffing = Staffing(len(desks), config.max_worker_restarts, config.join_timeout_s)
+        self.form: RolloutForm | None = None  # known when the first worker is ready
+        self.metadata: dict[str, Any] = {}  # of its envs
+        self.is_stopping = False
+
+    @property
+    def members(self) -> list[Member]:
+        """Those who are there, in the order of workers."""
+        return self._membership.members
+
+    def name_of(self, worker: int) -> str:
+        """How errors name a worker: with the host and pid of its process, if one is there."""
+        return str(self._membership.worker(worker) or f"worker {worker}")
+
+    def heard_from(self, process: bytes, now_s: float) -> Member | None:
+        """Something came from a process. None: it is no member, and what it says does not count."""
+        return self._membership.heard_from(process, now_s)
+
+    def send(self, member: Member, frames: Frames) -> int:
+        """What cannot be sent now will be sent again. Returns the number of bytes."""
+        is_sent = self._send(member.process, frames)
+        if is_sent is None:
+            self._membership.connection_closed(member.process, time.monotonic())
+        return _num_bytes(frames) if is_sent else 0
+
+    def send_alive(self, member: Member) -> None:
+        """Also to find out whether it is there."""
+        desk = self._desks[member.worker]
+        self.send(member, encode(Alive(accepted=desk.ledger.num_accepted, is_ready=desk.is_ready)))
+
+    # -- coming --
+
+    def join(self, process: bytes, message: Join, now_s: float) -> None:
+        """A process asks to take part."""
+        if message.protocol != PROTOCOL_VERSION:
+            why = f"the head speaks protocol {PROTOCOL_VERSION}, this worker {message.protocol}: install one version"
+            return self._refuse_join(process, message, why)
+        before = self._membership.worker(message.worker)
+        member = self._membership.join(message.worker, process, message.host, message.pid, now_s)
+        if isinstance(member, str):
+            return self._refuse_join(process, message, member)
+        desk = self._desks[member.worker]
+        if member is not before:
+            if before is not None:
+                logger.warning("%s is replaced by a newer process, pid %d on %s", before, member.pid, member.host)
+                self._send(before.process, encode(Refused(why="a newer process has taken this worker's place")))
+            desk.member, desk.is_ready, desk.not_ready = member, False, None
+            self.staffing.joined(member.worker)
+            logger.info("%s has joined", member)
+        self._welcome(member, desk)
+
+    def ready(self, member: Member, message: Ready, arrays: Arrays, now_s: float) -> None:
+        """Its pool is built: it gets the orders that are open."""
+        desk = self._desks[member.worker]
+        if desk.is_ready:
+            return  # it has said so before
+        try:
+            obs = space_of(message.observation_space, arrays, "observation_space")
+            actions = space_of(message.action_space, arrays, "action_space")
+            metadata = from_plain(message.metadata)
+        except BadMessage as error:
+            return self._refuse("malformed", member.process, str(error))
+        if self.form is None:
+            self.form = RolloutForm(SpaceTree(obs), SpaceTree(actions), self._config.plans[0].num_envs)
+            self.metadata = metadata
+        elif why := _difference(self.form, obs, actions):
+            self._send(member.process, encode(Refused(why=why)))
+            return self.not_ready(member, NotReady(error=why, traceback=""), now_s)
+        desk.is_ready = True
+        cancelled = [order.number for order in desk.ledger.open if order.is_cancelled]
+        if cancelled:
+            self.send(member, encode(Cancel(through=cancelled[-1])))
+        for order in desk.ledger.open:
+            order.sent_s, order.num_repeats = now_s, 0
+            self.send(member, order.frames)
+        self.send_alive(member)
+
+    def _welcome(self, member: Member, desk: Desk) -> None:
+        config = self._config
+        pickled = config.env_pickles[member.worker]
+        welcome = Welcome(
+            epoch=member.epoch,
+            first_order=desk.ledger.num_accepted + 1,
+            plan=config.plans[member.worker],
+            sync=config.sync,
+            heartbeat_s=config.heartbeat_s,
+            resend_s=config.resend_s,
+            compression=config.compression,
+            attributes=desk.attributes,
+        )
+        self.send(member, encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)}))
+
+    def _refuse_join(self, process: bytes, message: Join, why: str) -> None:
+        self._refuse("joins refused", process, f"worker {message.worker} on {message.host}: {why}")
+        if 0 <= message.worker < len(self._desks) and self.staffing.posts[message.worker].stage is Stage.STARTING:
+            self.staffing.posts[message.worker].problem = f"it was refused: {why}"
+        self._send(process, encode(Refused(why=why)))
+
+    # -- going --
+
+    def not_ready(self, member: Member, message: NotReady, now_s: float) -> None:
+        """Its pool cannot be built, or is not like the others'."""
+        self._desks[member.worker].not_ready = message
+        self._membership.leave(member.process)
+        self._lose(member.worker, f"its pool cannot be built: {message.error}", now_s, member)
+
+    def leaving(self, member: Member, message: Leaving, now_s: float) -> None:
+        """It ends by itself."""
+        self._membership.leave(member.process)
+        if not self.is_stopping:
+            self._lose(member.worker, f"it left: {message.why}", now_s, member)
+
+    def find_lost(self, now_s: float) -> None:
+        """Ask those who are silent, and give up those whose connections have been closed for too long."""
+        for member in self.members:
+            if now_s - member.heard_s > 1.5 * self._config.heartbeat_s or member.gone_s is not None:
+                self.send_alive(member)
+        for member, why in self._membership.take_lost(now_s):
+            self._lose(member.worker, why, now_s, member)
+
+    def ended(self, worker: int, process_detail: str, now_s: float) -> None:
+        """The launcher says that the worker's process has ended."""
+        member = self._membership.worker(worker)
+        if self.staffing.posts[worker].stage not in (Stage.STARTING, Stage.PRESENT):
+            return
+        if member is not None:
+            self.send_alive(member)
+            if member.gone_s is None:
+                return  # the connection is open: it is another process of this worker that has ended
+            self._membership.leave(member.process)
+        self._lose(worker, process_detail, now_s, member)
+
+    def still_pending(self, worker: int, now_s: float) -> None:
+        """The launcher says that a worker still waits for resources: its time to join has not begun."""
+        if self.staffing.posts[worker].stage is Stage.STARTING:
+            self.staffing.started(worker, now_s)
+
+    def take_due(self, now_s: float) -> list[int]:
+        """Workers to be started now. Those that did not join in time count as lost."""
+        for worker in self.staffing.late(now_s):
+            self._lose(worker, f"it has not joined within {self._config.join_timeout_s:g} s", now_s)
+        return self.staffing.take_due(now_s)
+
+    def _lose(self, worker: int, why: str, now_s: float, member: Member | None = None) -> None:
+        """`member` is its process, if that had joined."""
+        desk = self._desks[worker]
+        desk.is_ready = False
+        name = str(member or f"worker {worker}")
+        desk.problem = f"{name}: {why}"
+        stage = self.staffing.lost(worker, why, now_s)
+        what_next = "it is replaced" if stage is Stage.LOST else "it has been replaced too often: given up"
+        logger.warning("%s is lost: %s; %s", name, why, what_next)
+
+
+def _difference(form: RolloutForm, obs: spaces.Space[Any], actions: spaces.Space[Any]) -> str | None:
+    """All envs of a run have the same spaces."""
+    if obs == form.obs.space and actions == form.actions.space:
+        return None
+    return f"its spaces are {obs} and {actions}; the others' are {form.obs.space}, {form.actions.space}"
+
+
+def _num_bytes(frames: Frames) -> int:
+    return sum(len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes for frame in frames)
