@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from envfleet.contract.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import (
     ChildDied,
@@ -37,19 +38,32 @@ from envfleet.version import __version__
 
 if TYPE_CHECKING:
     from envfleet.cluster.cluster_env import ClusterEnv
-    from envfleet.cluster.sync import EveryUpdate
+    from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
     from envfleet.launchers.local import Local
     from envfleet.policies.by_path import PolicySpec
     from envfleet.policies.functions import FunctionPolicy
+    from envfleet.policies.noisy_actor import GaussianNoise
+    from envfleet.policies.normalizing import NormalizedPolicy, RewardScaler
+    from envfleet.policies.off_policy import EpsilonGreedy, SquashedGaussian
+    from envfleet.policies.recurrent import RecurrentTorchPolicy
     from envfleet.policies.torch_module import TorchPolicy
 
 # What a pool does not need, above all ZeroMQ, is imported when it is first asked for.
 _LATER = {
+    "APS": "envfleet.cluster.sync",
     "ClusterEnv": "envfleet.cluster.cluster_env",
+    "EpsilonGreedy": "envfleet.policies.off_policy",
+    "Every": "envfleet.cluster.sync",
     "EveryUpdate": "envfleet.cluster.sync",
     "FunctionPolicy": "envfleet.policies.functions",
+    "GaussianNoise": "envfleet.policies.noisy_actor",
     "Local": "envfleet.launchers.local",
+    "Never": "envfleet.cluster.sync",
+    "NormalizedPolicy": "envfleet.policies.normalizing",
     "PolicySpec": "envfleet.policies.by_path",
+    "RecurrentTorchPolicy": "envfleet.policies.recurrent",
+    "RewardScaler": "envfleet.policies.normalizing",
+    "SquashedGaussian": "envfleet.policies.off_policy",
     "TorchPolicy": "envfleet.policies.torch_module",
 }
 
@@ -64,8 +78,11 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "APS",
     "Acted",
     "Autoreset",
+    "Bernoulli",
+    "Categorical",
     "ChildDied",
     "ClusterEnv",
     "ClusterError",
@@ -76,12 +93,19 @@ __all__ = [
     "EnvPool",
     "EnvSpec",
     "EnvState",
+    "EpsilonGreedy",
+    "Every",
     "EveryUpdate",
     "FunctionPolicy",
+    "Gaussian",
+    "GaussianNoise",
     "InvalidAction",
     "JoinTimeout",
     "Local",
     "MissingExtra",
+    "MultiCategorical",
+    "Never",
+    "NormalizedPolicy",
     "NotReset",
     "NothingToReceive",
     "Policy",
@@ -89,8 +113,11 @@ __all__ = [
     "PolicySpec",
     "PoolClosed",
     "PoolTimeout",
+    "RecurrentTorchPolicy",
+    "RewardScaler",
     "Rollout",
     "SpacesDiffer",
+    "SquashedGaussian",
     "StepOnEndedEpisode",
     "TorchPolicy",
     "UsageError",

@@ -19,6 +19,7 @@ from envfleet import ClusterEnv, FunctionPolicy, PolicyFailed, PolicySpec, Usage
 from envfleet.contract.returns import gae_of
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy
+from envfleet.pool.cpus import usable_cpus
 from envfleet.testing.programs import require_equal
 
 
@@ -268,7 +269,7 @@ def test_tensors(cartpoles):
     rollout = cartpoles.rollout(DiscreteAgent(), 30)
     tensors = rollout.to_torch()
     for field in dataclasses.fields(rollout):
-        if field.name == "extras":
+        if field.name in ("extras", "states"):
             continue
         array, tensor = getattr(rollout, field.name), getattr(tensors, field.name)
         assert isinstance(tensor, torch.Tensor)
@@ -779,3 +780,13 @@ def test_a_policy_that_fails_is_named_and_the_cluster_goes_on(cartpoles, act):
 
 def test_a_number_of_numpy_is_a_number_of_steps(cartpoles):
     assert cartpoles.rollout(DiscreteAgent(), np.int64(3)).num_steps == 3
+
+
+def tells_its_threads(obs):
+    num_threads = torch.get_num_threads()
+    return np.zeros(len(obs), np.int64), np.zeros(len(obs)), {"threads": np.full(len(obs), num_threads)}
+
+
+def test_torch_on_the_workers_does_not_want_more_threads_than_there_are_cpus(cartpoles):
+    num_threads = cartpoles.rollout(FunctionPolicy(tells_its_threads), 1).extras["threads"][0, ::3]
+    assert num_threads.sum() <= max(usable_cpus(), cartpoles.num_workers)

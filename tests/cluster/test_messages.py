@@ -31,13 +31,18 @@ ARRAYS = {
 }
 
 
+def _fields(kind):
+    hints = get_type_hints(kind)
+    return [(each.name, hints[each.name]) for each in msgspec.structs.fields(kind)]
+
+
 def _example(kind, name=""):
     """A value of this type, always the same; of several types the first that is not None."""
-    examples = {int: 3, float: 0.5, str: name, bool: True, Any: {"any": [1, "two", None]}}
+    examples = {int: 3, float: 0.5, str: name, bytes: name.encode(), bool: True, Any: {"any": [1, "two", None]}}
     if kind in examples:
         return examples[kind]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return kind(**{key: _example(hint, key) for key, hint in get_type_hints(kind).items()})
+        return kind(**{key: _example(hint, key) for key, hint in _fields(kind)})
     origin, parameters = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _example(next(part for part in parameters if part is not type(None)), name)

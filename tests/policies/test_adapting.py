@@ -104,6 +104,10 @@ def test_refused_agents_are_described():
     ):
         with pytest.raises(envfleet.UsageError, match=words):
             as_policy(agent)
+    with pytest.raises(
+        envfleet.UsageError, match=r"\(obs, lstm_state, done, action=None\).* goes into EpsilonGreedy, SAC's"
+    ):
+        as_policy(nn.Linear(1, 1))
     assert is_policy_like(nn.Linear(1, 1))  # never actions: as_policy() says what is wrong with it
 
 

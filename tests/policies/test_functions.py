@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.contract.policy import Policy
+from envfleet.contract.policy import ExposesDistribution, Policy
 from envfleet.policies.functions import FunctionPolicy
 
 OBS = np.arange(6.0).reshape(3, 2)
@@ -96,3 +96,54 @@ def test_wrong_arguments_are_named():
         FunctionPolicy(_zeros, weights=[1, 2])
     with pytest.raises(envfleet.UsageError, match="no log_prob function"):
         FunctionPolicy(_zeros).log_prob(OBS, np.zeros(3))
+
+
+def test_a_distribution_comes_from_its_function():
+    policy = FunctionPolicy(_zeros, distribution=lambda obs: envfleet.Categorical(obs.tolist()))
+    assert isinstance(policy, ExposesDistribution)
+    shown = policy.distribution(OBS)
+    assert isinstance(shown, envfleet.Categorical)
+    assert_array_equal(shown.logits, OBS)
+    weighted = FunctionPolicy(
+        lambda weights, obs: _zeros(obs),
+        weights={"std": np.full(2, 0.5)},
+        distribution=lambda weights, obs: envfleet.Gaussian(obs, np.log(weights["std"]) + 0 * obs),
+    )
+    assert_array_equal(weighted.distribution(OBS).log_std, np.full((3, 2), np.log(0.5)))
+    assert FunctionPolicy(_zeros).distribution(OBS) is None
+    assert FunctionPolicy(_zeros, distribution=lambda obs: None).distribution(OBS) is None
+    with pytest.raises(
+        envfleet.UsageError, match=r"one of envfleet's \(Categorical, .*, Gaussian\) or None; got ndarray"
+    ):
+        FunctionPolicy(_zeros, distribution=lambda obs: obs).distribution(OBS)
+    with pytest.raises(envfleet.UsageError, match="distribution must be a function; got int"):
+        FunctionPolicy(_zeros, distribution=3)
+
+
+def test_a_policy_in_jax():
+    jax = pytest.importorskip("jax")
+    from gymnasium import spaces
+
+    from envfleet.testing.policy_conformance import check_policy
+
+    def logits(weights, obs):
+        return jax.numpy.asarray(obs) @ weights["w"]
+
+    def act(weights, obs):
+        actions = jax.random.categorical(jax.random.key(np.random.randint(2**31)), logits(weights, obs))
+        return actions, log_prob(weights, obs, actions)
+
+    def log_prob(weights, obs, actions):
+        rows = jax.numpy.arange(len(obs))
+        return jax.nn.log_softmax(logits(weights, obs))[rows, jax.numpy.asarray(actions)]
+
+    policy = FunctionPolicy(
+        act,
+        log_prob,
+        {"w": jax.random.normal(jax.random.key(0), (2, 3))},
+        lambda weights, obs: logits(weights, obs).sum(1),
+        distribution=lambda weights, obs: envfleet.Categorical(logits(weights, obs)),
+    )
+    assert isinstance(policy.act(OBS).actions, np.ndarray)
+    assert isinstance(policy.distribution(OBS).logits, np.ndarray)
+    check_policy(policy, spaces.Box(-1, 1, (2,)), spaces.Discrete(3))

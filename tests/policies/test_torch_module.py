@@ -289,7 +289,8 @@ def _in_python(program):
 
 def test_prepare_worker():
     program = (
-        "import torch; from torch.distributions import Distribution; from envfleet.policies.torch_module import *\n"
+        "import torch; from torch.distributions import Distribution\n"
+        "from envfleet.policies.torch_module import prepare_worker\n"
         "prepare_worker(1); print(torch.get_num_threads(), Distribution._validate_args)"
     )
     assert _in_python(program) == ["1", "False"]

@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from envfleet.cluster.collecting import Collecting, RolloutStream
+from envfleet.cluster.learner import Learner
 from envfleet.cluster.messages import Call, PoolPlan, SetAttr, ValuesReady
 from envfleet.cluster.orders import Expected
 from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
@@ -22,12 +23,11 @@ from envfleet.cluster.sync import EveryUpdate, SyncRule
 from envfleet.cluster.values_wire import to_plain
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
-from envfleet.contract.policy import PolicyCode
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
-from envfleet.policies.adapting import code_of, is_policy_like, weights_of
+from envfleet.policies.adapting import is_policy_like
 from envfleet.pool.arguments import seeds_of, take_reset_mask, whole_number
 from envfleet.pool.building import EnvKwargs, EnvLike
 from envfleet.pool.making import autoreset_of
@@ -66,6 +66,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         render_mode: str | None = None,
         credit: int = 2,
         compression: Literal["zstd"] | None = None,
+        weights_dtype: Literal["bfloat16"] | None = None,
         address: str | None = None,
         head_address: str | None = None,
         timeout_s: float = 300.0,
@@ -85,7 +86,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             num_workers: Number of workers.
             num_envs_per_worker: Number of envs of each.
             launcher: Where workers run; None: as processes of this machine, `Local()`.
-            sync: When workers pull new weights; None: `EveryUpdate()`.
+            sync: When workers pull new weights: `EveryUpdate()` (also None), `APS()`, `Every(k)` or `Never()`.
             batch_size: Rows of a batch, a multiple of `num_envs_per_worker`: with fewer than all envs `recv()` returns
                 the workers that were ready first. None: all.
             backend: Of each worker's pool; as for `envfleet.make`.
@@ -101,6 +102,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             render_mode: Gymnasium's.
             credit: In `stream`: rollouts that each worker may be ahead of the learner.
             compression: "zstd" packs images (extra `envfleet[zstd]`).
+            weights_dtype: "bfloat16": weights travel with half their bits, and the workers act with those.
             address: Where the head listens: `ipc` (the default if all workers run on this machine) or
                 "tcp://host:port", always encrypted; port 0 takes a free one.
             head_address: Where workers find the head, if that is another address.
@@ -137,27 +139,24 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._timeout_s = _positive("timeout_s", timeout_s)
         seeds_of(seed, self.num_envs)
         self._first_seed = seed
-        self._agent: Any = None
-        self._code: PolicyCode | None = None
         plans = pool_plans(template, env, env_kwargs, self.num_workers)
-        self._run = Run(
-            RunConfig(
-                plans=plans,
-                env_pickles=env_pickles(env, plans, env_kwargs),
-                sync=EveryUpdate() if sync is None else sync,
-                max_worker_restarts=max_worker_restarts,
-                join_timeout_s=join_timeout_s,
-                heartbeat_s=heartbeat_s,
-                silence_s=silence_s,
-                reconnect_s=reconnect_s,
-                resend_s=resend_s,
-                compression=compression,
-                address=address,
-                head_address=head_address,
-                raises_env_errors=on_env_error == "raise",
-            ),
-            Local() if launcher is None else launcher,
+        config = RunConfig(
+            plans=plans,
+            env_pickles=env_pickles(env, plans, env_kwargs),
+            sync=EveryUpdate() if sync is None else sync,
+            max_worker_restarts=max_worker_restarts,
+            join_timeout_s=join_timeout_s,
+            heartbeat_s=heartbeat_s,
+            silence_s=silence_s,
+            reconnect_s=reconnect_s,
+            resend_s=resend_s,
+            compression=compression,
+            weights_dtype=weights_dtype,
+            address=address,
+            head_address=head_address,
+            raises_env_errors=on_env_error == "raise",
         )
+        self._run = Run(config, Local() if launcher is None else launcher)
         self._finalizer = weakref.finalize(self, self._run.close_when_collected)
         try:
             form = self._run.wait_until_ready(start_timeout_s)
@@ -167,7 +166,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._form = form
         self._head = self._run.head
         self._stepping = Stepping(self._run, form)
-        self._collecting = Collecting(self._run, form)
+        self._learner = Learner(self._head, form, config.sync)
+        self._collecting = Collecting(self._run, form, self._learner)
         self.metadata = {**self._head.roster.metadata, "autoreset_mode": AutoresetMode(self._autoreset.value)}
         self.render_mode = render_mode
         self.spec = spec_of(env)
@@ -288,8 +288,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
-        if not (self._collecting.is_begun(num_steps) and agent is self._agent):
-            self.publish(agent)
+        if not (self._collecting.is_begun(num_steps) and agent is self._learner.agent):
+            self._learner.publish(agent)
             self._collecting.begin(num_steps)
         return self._collecting.finish(self._timeout_s if timeout_s is None else timeout_s)
 
@@ -303,19 +303,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         num_steps = whole_number("num_steps", num_steps)
         self.publish(agent)
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return RolloutStream(self, self._run, self._form, num_steps, self._credit, timeout_s)
+        return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._credit, timeout_s)
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, which is returned. Workers hear of it."""
         self._require_open()
-        if agent is not self._agent:
-            code = code_of(agent)
-            if code != self._code:
-                self._head.set_code(code)
-                self._code = code
-            self._agent = agent
-        self._head.publish(weights_of(agent))
-        return self._head.versions.version
+        return self._learner.publish(agent)
 
     def stats(self) -> RunStats:
         """Counters for each worker; printed, they are one line."""

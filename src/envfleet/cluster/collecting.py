@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from envfleet.cluster.answers import Held
+from envfleet.cluster.desk import Desk
+from envfleet.cluster.learner import Learner
 from envfleet.cluster.messages import Collect, RolloutReady
 from envfleet.cluster.orders import Expected
 from envfleet.cluster.rollouts import Collected, RolloutForm
@@ -19,9 +21,10 @@ from envfleet.contract.rollout import Rollout
 class Collecting:
     """One rollout of all workers. See Activity."""
 
-    def __init__(self, run: Run, form: RolloutForm) -> None:
+    def __init__(self, run: Run, form: RolloutForm, learner: Learner) -> None:
         """Nothing is begun."""
         self._run = run
+        self._learner = learner
         self._form = form
         self._num_steps = 0
         self._held: Held | None = None
@@ -39,6 +42,7 @@ class Collecting:
         """Have all workers collect."""
         self._run.begin(None)
         self._run.begin(self)
+        self._learner.measure()
         _issue(self._run, range(self._run.num_workers), num_steps)
         self._num_steps = num_steps  # last: it is begun if nothing was wrong
 
@@ -54,7 +58,10 @@ class Collecting:
                 held.take()
         answers = self._held.take()
         self._run.begin(None)
-        return self._form.join_rollouts([each.result for each in answers if isinstance(each.result, Collected)])
+        parts = [each.result for each in answers if isinstance(each.result, Collected)]
+        rollout = self._form.join_rollouts(parts)
+        self._learner.keep_probes(parts, rollout)
+        return rollout
 
     def as_step(self, rollout: Rollout) -> StepResult:
         """A rollout of one step, as step() returns it; what the policy gave is in the info."""
@@ -77,12 +84,20 @@ class RolloutStream(Iterator[Rollout]):
     """
 
     def __init__(
-        self, owner: object, run: Run, form: RolloutForm, num_steps: int, credit: int, timeout_s: float
+        self,
+        owner: object,
+        run: Run,
+        form: RolloutForm,
+        learner: Learner,
+        num_steps: int,
+        credit: int,
+        timeout_s: float,
     ) -> None:
         """Every worker may collect `credit` rollouts before the learner takes the first. `owner` closes the run."""
         self._owner = owner
         self._run = run
         self._form = form
+        self._learner = learner
         self._num_steps = num_steps
         self._timeout_s = timeout_s
         self._held: Held | None = None
@@ -108,7 +123,9 @@ class RolloutStream(Iterator[Rollout]):
             answer = held.take()[0]
             self._held = None
             assert isinstance(answer.result, Collected)
-            return self._form.join_rollouts([answer.result])
+            rollout = self._form.join_rollouts([answer.result])
+            self._learner.keep_probes([answer.result], rollout)
+            return rollout
         raise StopIteration
 
     def drop(self) -> None:
@@ -137,15 +154,16 @@ def _first(tree: Any) -> Any:
 def _issue(run: Run, workers: Iterable[int], num_steps: int) -> None:
     versions = run.head.versions
 
-    def message(divergence: float | None) -> Any:
+    def message(desk: Desk) -> Any:
         return lambda order, accepted: Collect(
             order=order,
             accepted=accepted,
             num_steps=num_steps,
             code_id=versions.code_id,
             version=versions.version,
-            divergence=divergence,
+            divergence=desk.divergence,
+            measured_version=desk.measured_version,
         )
 
-    orders: dict[int, Any] = {worker: (message(run.head.desks[worker].divergence), {}) for worker in workers}
+    orders: dict[int, Any] = {worker: (message(run.head.desks[worker]), {}) for worker in workers}
     run.head.issue(orders, Expected(RolloutReady, num_steps))

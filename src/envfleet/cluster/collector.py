@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from envfleet.cluster import stacks
 from envfleet.cluster.codec import DTYPES, NAME_OF
+from envfleet.cluster.divergence import probe_rows
+from envfleet.cluster.memory import Memory, PolicyError
+from envfleet.cluster.probing import Probing
 from envfleet.cluster.spare_arrays import SpareArrays
 from envfleet.contract.errors import EnvFailed, UsageError
 from envfleet.contract.policy import Acted, Policy
@@ -17,10 +20,7 @@ from envfleet.pool.pool import EnvPool
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-
-
-class PolicyError(Exception):
-    """The policy raised, or gave something that cannot be used. The cause is chained."""
+Result = TypeVar("Result")
 
 
 class Collector:
@@ -35,20 +35,34 @@ class Collector:
         self._spares = SpareArrays()
         self._returns = np.zeros(pool.num_envs)
         self._lengths = np.zeros(pool.num_envs, np.int64)
+        self._memory: Memory | None = None
         self._stacks = [stacks.is_stack(leaf.shape, leaf.dtype) for leaf in self._obs_tree.leaves if leaf.dtype]
 
     def collect(
-        self, policy: Policy, num_steps: int, failures: list[Exception], between_steps: Callable[[], None]
-    ) -> Arrays:
-        """The arrays of a rollout. Envs that fail have truncated rows, and are told of in `failures`."""
+        self,
+        policy: Policy,
+        num_steps: int,
+        failures: list[Exception],
+        between_steps: Callable[[], None],
+        num_probes: int = 0,
+    ) -> tuple[Arrays, str | None]:
+        """The arrays of a rollout, and the kind of the policy's distribution on the probed rows.
+
+        Envs that fail have truncated rows, and are told of in `failures`.
+        """
         pool, num_envs = self._pool, self._pool.num_envs
+        memory = self._memory_of(policy)
         recorder = _Recorder(self._obs_tree, self._action_tree, num_steps, num_envs, self._spares)
+        first_state = memory.rows(np.arange(num_envs))
+        probing = Probing(probe_rows(num_steps, num_envs, num_probes), num_envs)
         finals = _Finals()
         for t in range(num_steps):
             between_steps()
             recorder.write_obs(t, self._obs)
-            acted = _act(policy, self._obs)
+            probing.see(t, memory)
+            acted = _asked(policy.act, self._obs, **memory.argument())
             actions = recorder.write_acted(t, acted)
+            memory.remember(acted.state)
             self._obs, rewards, terminated, truncated, info = _step(pool, actions, failures)
             recorder.rewards[t] = rewards
             recorder.terminated[t] = terminated
@@ -59,11 +73,20 @@ class Collector:
             if ended.any():
                 rows = np.flatnonzero(ended)
                 final_obs = self._final_obs(info, rows, recorder, t)
-                finals.add(t, rows, final_obs, self._returns[rows], self._lengths[rows])
+                finals.add(t, rows, final_obs, memory.rows(rows), self._returns[rows], self._lengths[rows])
+                memory.forget(rows)
                 self._returns[rows] = 0.0
                 self._lengths[rows] = 0
         recorder.write_obs(num_steps, self._obs)
-        return self._arrays(policy, recorder, finals)
+        arrays = self._arrays(policy, memory, recorder, finals)
+        arrays |= {f"state.{name}": rows for name, rows in first_state.items()}
+        shown, kind = probing.shown(policy, self._obs_tree, recorder.obs)
+        return arrays | shown, kind
+
+    def _memory_of(self, policy: Policy) -> Memory:
+        if self._memory is None or self._memory.policy is not policy:
+            self._memory = Memory(policy, self._pool.num_envs)
+        return self._memory
 
     def _final_obs(self, info: dict[str, Any], rows: Array, recorder: _Recorder, t: int) -> list[Any]:
         """What episodes came to. An env that could not even be reset after it failed has shown nothing new."""
@@ -73,7 +96,7 @@ class Collector:
             for row in rows
         ]
 
-    def _arrays(self, policy: Policy, recorder: _Recorder, finals: _Finals) -> Arrays:
+    def _arrays(self, policy: Policy, memory: Memory, recorder: _Recorder, finals: _Finals) -> Arrays:
         arrays = recorder.arrays
         steps, envs = finals.places()
         arrays |= {
@@ -84,11 +107,11 @@ class Collector:
         }
         final_leaves = finals.leaves(self._obs_tree)
         if "extra.values" in arrays:
-            next_values = _values(policy, self._obs, self._pool.num_envs)
+            next_values = _values(policy, self._obs, memory.argument(), self._pool.num_envs)
             if next_values is not None:
                 arrays["next_values"] = next_values
                 arrays["final_values"] = (
-                    _checked_values(policy, self._obs_tree.unflatten(final_leaves), len(steps))
+                    _checked_values(policy, self._obs_tree.unflatten(final_leaves), finals.state(), len(steps))
                     if len(steps)
                     else np.zeros(0, np.float32)
                 )
@@ -174,10 +197,13 @@ class _Finals:
         self._steps: list[int] = []
         self._envs: list[int] = []
         self._obs: list[Any] = []
+        self._states: list[Arrays] = []
         self.returns: list[float] = []
         self.lengths: list[int] = []
 
-    def add(self, t: int, rows: Array, obs: list[Any], returns: Array, lengths: Array) -> None:
+    def add(self, t: int, rows: Array, obs: list[Any], state: Arrays, returns: Array, lengths: Array) -> None:
+        if state:
+            self._states.append(state)
         self._steps += [t] * len(rows)
         self._envs += rows.tolist()
         self._obs += obs
@@ -187,6 +213,12 @@ class _Finals:
     def places(self) -> tuple[Array, Array]:
         return np.array(self._steps, np.int64), np.array(self._envs, np.int64)
 
+    def state(self) -> dict[str, Arrays]:
+        """What a recurrent policy remembered of these episodes, as an argument."""
+        if not self._states:
+            return {}
+        return {"state": {name: np.concatenate([each[name] for each in self._states]) for name in self._states[0]}}
+
     def leaves(self, tree: SpaceTree) -> list[Array]:
         columns = [np.empty((len(self._obs), *leaf.shape), leaf.dtype) for leaf in tree.leaves]
         for row, obs in enumerate(self._obs):
@@ -195,18 +227,16 @@ class _Finals:
         return columns
 
 
-def _act(policy: Policy, obs: Any) -> Acted:
+def _asked(method: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """What the policy says."""
     try:
-        return policy.act(obs)
+        return method(*args, **kwargs)
     except Exception as error:
-        raise PolicyError(f"the policy's act() raised {type(error).__name__}: {error}") from error
+        raise PolicyError(f"the policy's {method.__name__}() raised {type(error).__name__}: {error}") from error
 
 
-def _values(policy: Policy, obs: Any, num_rows: int) -> Array | None:
-    try:
-        values = policy.values(obs)
-    except Exception as error:
-        raise PolicyError(f"the policy's values() raised {type(error).__name__}: {error}") from error
+def _values(policy: Policy, obs: Any, state: dict[str, Any], num_rows: int) -> Array | None:
+    values = _asked(policy.values, obs, **state)
     if values is None:
         return None
     array = np.asarray(values, np.float32)
@@ -215,8 +245,8 @@ def _values(policy: Policy, obs: Any, num_rows: int) -> Array | None:
     return array
 
 
-def _checked_values(policy: Policy, obs: Any, num_rows: int) -> Array:
-    values = _values(policy, obs, num_rows)
+def _checked_values(policy: Policy, obs: Any, state: dict[str, Any], num_rows: int) -> Array:
+    values = _values(policy, obs, state, num_rows)
     if values is None:
         raise PolicyError("the policy's values() returned None this time, but not before")
     return values

@@ -25,6 +25,7 @@ class HeadConfig:
     reconnect_s: float  # a worker whose connection has been closed for so long is lost
     resend_s: float
     compression: str | None
+    weights_dtype: str | None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -37,3 +38,9 @@ class HeadConfig:
             raise UsageError(f"max_worker_restarts must not be negative; got {self.max_worker_restarts}")
         if self.compression not in (None, "zstd"):
             raise UsageError(f"compression must be None or 'zstd'; got {self.compression!r}")
+        if self.weights_dtype not in (None, "bfloat16"):
+            raise UsageError(f"weights_dtype must be None or 'bfloat16'; got {self.weights_dtype!r}")
+        if not isinstance(self.sync, SyncRule):
+            raise UsageError(
+                f"sync must be a rule such as APS(), EveryUpdate(), Every(k) or Never(); got {self.sync!r}"
+            )

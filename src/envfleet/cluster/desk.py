@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envfleet.cluster.codec import BadMessage
+from envfleet.cluster.divergence import Probes, Stall
 from envfleet.cluster.membership import Member
 from envfleet.cluster.messages import (
     EnvFailure,
@@ -57,7 +58,11 @@ class Desk:
     num_pulls: int = 0
     version: int = 0
     lag: int = 0
+    probes: Probes | None = None  # of the last rollout that the learner took
     divergence: float | None = None
+    measured_version: int = -1  # the worker's own, of that divergence
+    measured_at: int = -1  # the learner's
+    stall: Stall = field(default_factory=Stall)
     weight_bytes: int = 0
     rollout_bytes: int = 0
     announcement_bytes: int = 0
@@ -81,7 +86,7 @@ class Desk:
             lag = newest_version - message.version
             if not 0 <= lag <= newest_version:
                 raise BadMessage(f"a rollout of version {message.version}; the newest is {newest_version}")
-            return form.check_rollout(worker, message.version, lag, expects.num_steps, arrays)
+            return form.check_rollout(worker, message.version, lag, expects.num_steps, arrays, message.distribution)
         if isinstance(message, RowsReady):
             return form.check_rows(worker, message.info, arrays)
         assert isinstance(message, ValuesReady)

@@ -57,7 +57,9 @@ class Head:
     def __init__(self, config: HeadConfig, address: str, keys: RunKeys | None) -> None:
         """Bind to `address`; `self.address` says where it came to be."""
         self.desks = [Desk() for _ in config.plans]
-        self.versions = Versions()
+        self.versions = Versions(config.weights_dtype == "bfloat16")
+        self.measure_s = 0.0
+        self.num_measurements = 0
         self.num_refused: Counter[str] = Counter()
         self._decoder: Decoder[Any] = Decoder(FromWorker)
         self._resend_s = config.resend_s
@@ -103,7 +105,9 @@ class Head:
             for desk, order in issued:
                 desk.ledger.issue(order)
                 if desk.is_ready and desk.member is not None:
-                    self.roster.send(desk.member, order.frames)
+                    num_bytes = self.roster.send(desk.member, order.frames)
+                    if expects.answer is RolloutReady:  # this order announces, too
+                        desk.announcement_bytes += num_bytes
 
     def set_code(self, code: PolicyCode) -> None:
         """Another policy from now on."""
@@ -111,15 +115,21 @@ class Head:
             self.versions.set_code(code)
 
     def publish(self, weights: Mapping[str, Array]) -> bool:
-        """New weights; workers hear of them. False: they are what they were."""
+        """New weights. False: they are what they were."""
         with self._socket.here():
-            if not self.versions.publish(weights):
-                return False
+            return self.versions.publish(weights)
+
+    def announce(self) -> None:
+        """Tell all workers of the newest version."""
+        with self._socket.here():
             for member in self.roster.members:
                 desk = self.desks[member.worker]
-                frames = encode(Announce(version=self.versions.version, divergence=desk.divergence))
-                desk.announcement_bytes += self.roster.send(member, frames)
-            return True
+                news = Announce(
+                    version=self.versions.version,
+                    divergence=desk.divergence,
+                    measured_version=desk.measured_version,
+                )
+                desk.announcement_bytes += self.roster.send(member, encode(news))
 
     @property
     def is_in_use_here(self) -> bool:
@@ -162,7 +172,7 @@ class Head:
             if self._socket.num_strangers:
                 refused["strangers without the key"] = self._socket.num_strangers
             workers = [desk.stats(w, self.roster.staffing.posts[w]) for w, desk in enumerate(self.desks)]
-            return RunStats(tuple(workers), self.versions.version, refused)
+            return RunStats(tuple(workers), self.versions.version, refused, self.num_measurements, self.measure_s)
 
     def tell_all_to_stop(self, why: str) -> None:
         """The run is over."""

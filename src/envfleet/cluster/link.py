@@ -83,8 +83,7 @@ class Link:
         self._ready_frames: list[Any] | None = None  # to be said again until the head has heard it
         self._ready_s = 0.0
         self._compression: str | None = None
-        self.version = 0  # the newest that the head has told of
-        self.divergence: float | None = None
+        self.announced = Announce(version=0, divergence=None, measured_version=-1)  # the newest
         self.cancelled_through = 0
         self.leave_because: str | None = None  # set by a signal handler
         self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=socket.gethostname(), pid=os.getpid()))
@@ -209,8 +208,8 @@ class Link:
             self._outbox.accepted(message.accepted)
             self._ready_frames = None if message.is_ready else self._ready_frames
         elif isinstance(message, Announce):
-            if message.version >= self.version:
-                self.version, self.divergence = message.version, message.divergence
+            if message.version >= self.announced.version:
+                self.announced = message
         else:
             self._keep(message, arrays)
 

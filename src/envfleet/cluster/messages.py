@@ -13,7 +13,7 @@ import msgspec
 
 from envfleet.cluster.sync import SyncRule
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: its ROUTING_ID
 
 
@@ -103,11 +103,12 @@ class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
 
 
 class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
-    """Answer to Collect: the rollout is in the arrays."""
+    """Answer to Collect: the rollout is in the arrays, with what the policy shows of itself on the probed rows."""
 
     order: int
     version: int
     seconds: float  # from the order's start to its end
+    distribution: str | None = None  # its kind, if the policy shows it
     failures: list[EnvFailure] = []
 
 
@@ -218,7 +219,8 @@ class Collect(msgspec.Struct, frozen=True, tag="collect"):
     num_steps: int
     code_id: int
     version: int
-    divergence: float | None
+    divergence: float | None  # None: not measured
+    measured_version: int  # which version of yours that is about
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -247,10 +249,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Announce(msgspec.Struct, frozen=True, tag="announce"):
-    """There is a new policy version, and yours is this far from it."""
+    """There is a new policy version, and yours is this far from it. See Collect."""
 
     version: int
     divergence: float | None
+    measured_version: int
 
 
 class Code(msgspec.Struct, frozen=True, tag="code"):
@@ -266,6 +269,8 @@ class Weights(msgspec.Struct, frozen=True, tag="weights"):
 
     version: int
     code_id: int
+    digest: bytes  # of the weights, as your policy must hold them
+    bfloat16: list[str]  # arrays that are the upper halves of float32
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):

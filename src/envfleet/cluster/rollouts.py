@@ -14,6 +14,8 @@ import numpy as np
 from envfleet.cluster import stacks
 from envfleet.cluster.codec import BadMessage
 from envfleet.cluster.values_wire import from_plain, join_info_rows
+from envfleet.contract.distributions import from_arrays
+from envfleet.contract.errors import UsageError
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 
@@ -33,6 +35,7 @@ class Collected:
     lag: int
     num_steps: int
     arrays: Arrays
+    distribution: str | None = None  # the kind of that in the arrays "probe."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,9 @@ class Rows:
 class RolloutForm:
     """What rows and rollouts of one worker must look like."""
 
-    def __init__(self, obs: SpaceTree, actions: SpaceTree, num_envs: int) -> None:
-        """`num_envs` of one worker."""
+    def __init__(self, obs: SpaceTree, actions: SpaceTree, num_envs: int, num_probes: int = 0) -> None:
+        """`num_envs` of one worker; `num_probes` rows of its rollouts show more of the policy."""
+        self._num_probes = num_probes
         self.obs = obs
         self.actions = actions
         self.num_envs = num_envs
@@ -67,7 +71,9 @@ class RolloutForm:
             raise BadMessage(f"info must be a dictionary; got {type(info).__name__}")
         return Rows(worker, info, arrays)
 
-    def check_rollout(self, worker: int, version: int, lag: int, num_steps: int, arrays: Arrays) -> Collected:
+    def check_rollout(
+        self, worker: int, version: int, lag: int, num_steps: int, arrays: Arrays, distribution: str | None = None
+    ) -> Collected:
         """A rollout of `num_steps`. Raises BadMessage. What is packed is checked when it is unpacked."""
         shape = (num_steps, self.num_envs)
         for index, leaf in enumerate(self.obs.leaves):
@@ -90,7 +96,30 @@ class RolloutForm:
         if "next_values" in arrays:
             _require(arrays, "next_values", (self.num_envs,), np.dtype(np.float32))
             _require(arrays, "final_values", (num_finals,), np.dtype(np.float32))
-        return Collected(worker, version, lag, num_steps, arrays)
+        self._check_policy(arrays, min(self._num_probes, num_steps * self.num_envs), distribution)
+        return Collected(worker, version, lag, num_steps, arrays, distribution)
+
+    def _check_policy(self, arrays: Arrays, num_probes: int, distribution: str | None) -> None:
+        """What a recurrent policy remembers, and what a policy shows of itself on the probed rows."""
+        shown = named(arrays, "probe.")
+        parts = (
+            (named(arrays, "state."), self.num_envs),
+            (named(arrays, "probe_state."), num_probes),
+            (shown, num_probes),
+        )
+        for part, num_rows in parts:
+            if len(part) > MOST_EXTRAS:
+                raise BadMessage(f"{len(part)} arrays of the policy; at most {MOST_EXTRAS} are allowed")
+            for name, array in part.items():
+                if array.shape[:1] != (num_rows,):
+                    raise BadMessage(f"array {name!r} of the policy must have {num_rows} rows; got {array.shape}")
+        if distribution is not None:
+            try:
+                from_arrays(distribution, shown)
+            except UsageError as error:
+                raise BadMessage(str(error)) from error
+            if any(array.dtype not in (np.float32, np.float64) for array in shown.values()):
+                raise BadMessage("a distribution consists of float32 or float64")
 
     def _check_finals(self, shape: tuple[int, int], arrays: Arrays) -> int:
         steps = arrays.get("final_steps")
@@ -153,10 +182,18 @@ class RolloutForm:
             episode_returns=_joined(parts, "episode_returns"),
             episode_lengths=_joined(parts, "episode_lengths"),
             env_ids=np.concatenate([np.arange(self.num_envs) + part.worker * self.num_envs for part in parts]),
+            states=self._joined_states(parts),
             workers=np.array([part.worker for part in parts]),
             versions=np.array([part.version for part in parts]),
             lags=np.array([part.lag for part in parts]),
         )
+
+    @staticmethod
+    def _joined_states(parts: Sequence[Collected]) -> dict[str, Array] | None:
+        names = [name for name in parts[0].arrays if name.startswith("state.")]
+        if not names or not all(name in part.arrays for part in parts for name in names):
+            return None
+        return {name.removeprefix("state."): _joined(parts, name) for name in names}
 
     def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected]) -> Array:
         """[T + 1, N, ...]"""
@@ -199,6 +236,11 @@ class RolloutForm:
                 for part in parts
             )
         ]
+
+
+def named(arrays: Arrays, prefix: str) -> dict[str, Array]:
+    """The arrays whose names begin so, without that."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _dtype(leaf: Leaf) -> np.dtype[Any]:

@@ -116,7 +116,9 @@ class Roster:
         except BadMessage as error:
             return self._refuse("malformed", member.process, str(error))
         if self.form is None:
-            self.form = RolloutForm(SpaceTree(obs), SpaceTree(actions), self._config.plans[0].num_envs)
+            self.form = RolloutForm(
+                SpaceTree(obs), SpaceTree(actions), self._config.plans[0].num_envs, self._config.sync.num_probes
+            )
             self.metadata = metadata
         elif why := _difference(self.form, obs, actions):
             self._send(member.process, encode(Refused(why=why)))

@@ -1,16 +1,80 @@
-"""Synchronisation rules: should this worker pull the newest weights now? The worker asks before each rollout."""
+"""Synchronisation rules: should this worker pull the newest weights now? The worker asks before each rollout.
+
+`lag` says how many versions it is behind. `divergence` says how far its policy is from the newest: KL(worker ||
+learner), the mean over observations of its own; None if nobody has measured it. The head measures for rules that want
+probes: it keeps so many rows of a worker's last rollout.
+"""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
+
+from envfleet.contract.errors import UsageError
+
+
+class APS(msgspec.Struct, frozen=True, tag="aps"):
+    """Adaptive Policy Synchronization: pull once the policy has drifted too far from the learner's, or lags too much.
+
+    Learn with decoupled PPO, V-trace or off-policy: plain PPO's clip holds the learner near the worker's old policy,
+    so that the divergence need never reach the threshold, and nothing is learned until `max_lag` is.
+    """
+
+    threshold: float = 0.05  # in nats for each action
+    max_lag: int = 64
+    num_probes: int = 256  # rows of each worker on which the divergence is measured
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if not self.threshold > 0:
+            raise UsageError(f"threshold must be positive; got {self.threshold!r}. To pull always: EveryUpdate()")
+        _require_count("max_lag", self.max_lag)
+        _require_count("num_probes", self.num_probes)
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        """See above."""
+        return lag > 0 and (divergence is None or divergence > self.threshold or lag > self.max_lag)
 
 
 class EveryUpdate(msgspec.Struct, frozen=True, tag="every_update"):
     """Pull every new version: workers act with the newest weights there are."""
 
+    num_probes: ClassVar[int] = 0
+
     def should_pull(self, lag: int, divergence: float | None) -> bool:
-        """`lag`: how many versions the worker is behind; `divergence`: None if nobody has measured it."""
+        """See above."""
         return lag > 0
 
 
-SyncRule = EveryUpdate
+class Every(msgspec.Struct, frozen=True, tag="every"):
+    """Pull every k-th version."""
+
+    num_probes: ClassVar[int] = 0
+    k: int
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        _require_count("k", self.k)
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        """See above."""
+        return lag >= self.k
+
+
+class Never(msgspec.Struct, frozen=True, tag="never"):
+    """Keep the first weights for good."""
+
+    num_probes: ClassVar[int] = 0
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        """See above."""
+        return False
+
+
+SyncRule = APS | EveryUpdate | Every | Never
+
+
+def _require_count(name: str, count: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")

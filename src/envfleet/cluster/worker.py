@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from envfleet.cluster.collector import PolicyError
 from envfleet.cluster.link import Cancelled, Leave, Link
+from envfleet.cluster.memory import PolicyError
 from envfleet.cluster.messages import (
     Call,
     Collect,
@@ -31,16 +31,19 @@ from envfleet.cluster.messages import (
     SetAttr,
     Step,
     ValuesReady,
+    Weights,
     Welcome,
 )
 from envfleet.cluster.spaces_wire import describe_space
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.values_wire import from_plain, to_plain
+from envfleet.cluster.weights import digest, unpacked
 from envfleet.cluster.wire import KEYS_VARIABLE
 from envfleet.cluster.worker_pool import WorkerPool, plain_parts, sendable
 from envfleet.contract.errors import EnvFailed, PoolTimeout
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.policies.adapting import build_policy
+from envfleet.policies.seeding import seed_policy
 from envfleet.policies.torch_module import prepare_worker
 from envfleet.pool.cpus import usable_cpus
 from envfleet.pool.tolerant_output import tolerate_full_disk
@@ -60,6 +63,7 @@ class Worker:
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
         self._held = _HeldPolicy()
+        self._policy_seed = _mixed(welcome.plan.seed, welcome.plan.first_env_id, welcome.epoch)
         self._ready = self._introduction()
 
     def run(self) -> NoReturn:
@@ -102,6 +106,7 @@ class Worker:
         elif isinstance(order, Collect):
             link.answer(*self._collect(order))
         elif isinstance(order, Reset):
+            self._policy_seed = _mixed(order.seeds[0])
             link.answer(*self._pool.reset(order))
         elif isinstance(order, Call):
             values = self._pool.envs.call(order.name, *from_plain(order.args), **from_plain(order.kwargs))
@@ -113,12 +118,18 @@ class Worker:
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
         policy = self._policy_for(order)
+        if self._policy_seed is not None:
+            seed_policy(policy, self._policy_seed)
+            self._policy_seed = None
         started_s = time.monotonic()
         failures: list[Exception] = []
-        arrays = self._pool.collector().collect(policy, order.num_steps, failures, lambda: self._between_steps(order))
+        arrays, distribution = self._pool.collector().collect(
+            policy, order.num_steps, failures, lambda: self._between_steps(order), self._sync.num_probes
+        )
         ready = RolloutReady(
             order=order.order,
             version=self._held.version,
+            distribution=distribution,
             seconds=time.monotonic() - started_s,
             failures=[self._pool.failure(each) for each in failures],
         )
@@ -133,17 +144,17 @@ class Worker:
         """The local copy, brought up to date if the rule says so."""
         link, held = self._link, self._held
         link.drain()
-        newest, divergence = link.version, link.divergence
-        if order.version > newest:
-            newest, divergence = order.version, order.divergence
+        newest = order if order.version > link.announced.version else link.announced
+        # What was measured before the last pull was about another policy than the one held: it is nearer now.
+        divergence = newest.divergence if newest.measured_version in (-1, held.version) else 0.0
         must_build = held.policy is None or held.code_id < order.code_id
         if must_build:
             held.build(*link.pull_code(held.code_id, order.order))
-        if must_build or self._sync.should_pull(newest - held.version, divergence):
-            weights, arrays = link.pull_weights(held.version, newest, order.order)
+        if must_build or self._sync.should_pull(newest.version - held.version, divergence):
+            weights, arrays = link.pull_weights(held.version, newest.version, order.order)
             while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
                 held.build(*link.pull_code(held.code_id, order.order))
-                weights, arrays = link.pull_weights(held.version, newest, order.order)
+                weights, arrays = link.pull_weights(held.version, newest.version, order.order)
             held.load(weights, arrays)
         assert held.policy is not None
         return held.policy
@@ -179,15 +190,37 @@ class _HeldPolicy:
         prepare_worker(usable_cpus())
         self.policy, self.code_id = policy, message.code_id
 
-    def load(self, message: Any, arrays: Arrays) -> None:
+    def load(self, message: Weights, arrays: Arrays) -> None:
         assert self.policy is not None
-        try:
-            if arrays:  # a policy by its import path may bring its own
-                self.policy.set_weights(arrays)
-        except Exception as error:
-            self.policy = None  # half of the new weights may be in it
-            raise PolicyError(f"the policy refused its weights: {type(error).__name__}: {error}") from error
-        self.version = message.version
+        policy, self.policy = self.policy, None  # until all is well: half of the new weights may be in it
+        if arrays:  # a policy by its import path may bring its own
+            weights = unpacked(message, arrays)
+            try:
+                policy.set_weights(weights)
+                held = policy.get_weights()
+            except Exception as error:
+                raise PolicyError(f"the policy refused its weights: {type(error).__name__}: {error}") from error
+            if digest(held) != message.digest:
+                raise PolicyError(
+                    f"the policy does not hold the weights that it was given: {_differing(held, weights)}"
+                )
+        self.policy, self.version = policy, message.version
+
+
+def _differing(held: Arrays, given: Arrays) -> str:
+    if digest(given) == digest(held):
+        return "they were changed on the way from the head"
+    wrong = [name for name in {**given, **held} if digest(_only(held, name)) != digest(_only(given, name))]
+    return f"get_weights() after set_weights() differs in {', '.join(wrong[:10])}"
+
+
+def _only(weights: Arrays, name: str) -> Arrays:
+    return {name: weights[name]} if name in weights else {}
+
+
+def _mixed(seed: int | None, *more: int) -> int | None:
+    """The policy's random numbers are not those of the envs."""
+    return None if seed is None else int(np.random.SeedSequence((seed, *more, 1)).generate_state(1, np.uint64)[0])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,8 @@ from envfleet.contract.errors import UsageError
 
 Array = np.ndarray[Any, Any]
 
+HIGHEST_LOGIT = 1e30  # inf counts as this: inf - inf says nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
@@ -122,7 +124,7 @@ def _gaussian_kl(p_mean: Array, p_log_std: Array, q_mean: Array, q_log_std: Arra
 
 
 def _log_softmax(logits: Array) -> Array:
-    logits = np.asarray(logits, np.float64)
+    logits = np.clip(np.asarray(logits, np.float64), None, HIGHEST_LOGIT)
     shifted = logits - logits.max(-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 

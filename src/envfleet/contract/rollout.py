@@ -37,6 +37,7 @@ class Rollout:
     final_obs: Any  # tree of [F, ...]
     episode_returns: Any  # [F] float64
     episode_lengths: Any  # [F] int64
+    states: Any  # by name, each [N, ...]: what a recurrent policy remembered before the first step; None for others
     env_ids: Any  # [N] int64: which envs of the whole run the rows are
     workers: Any  # [W] int64
     versions: Any  # [W] int64: the policy version each worker acted with

@@ -23,7 +23,7 @@ class WorkerStats:
     num_pulls: int
     weight_bytes: int
     rollout_bytes: int
-    announcement_bytes: int
+    announcement_bytes: int  # also the orders to collect: they tell of new versions
     num_restarts: int
     problem: str  # the last one
 
@@ -35,6 +35,8 @@ class RunStats:
     workers: tuple[WorkerStats, ...]
     version: int  # of the newest policy
     num_refused: Mapping[str, int]  # messages that were dropped, by reason
+    num_measurements: int = 0  # of the workers' divergences, all workers' at once
+    measure_s: float = 0.0  # of the learner's time that they took
 
     @property
     def num_steps(self) -> int:
@@ -50,9 +52,11 @@ class RunStats:
             sum(each.rollout_bytes for each in self.workers),
         )
         lag = max((each.lag for each in self.workers), default=0)
+        divergences = [each.divergence for each in self.workers if each.divergence is not None]
+        divergence = f", divergence {max(divergences):.2g}" if divergences else ""
         return (
             f"{present}/{len(self.workers)} workers, {sum(each.steps_per_s for each in self.workers):,.0f} steps/s, "
-            f"{self.num_steps:,} steps, version {self.version}, lag {lag}, "
+            f"{self.num_steps:,} steps, version {self.version}, lag {lag}{divergence}, "
             f"{sum(each.num_pulls for each in self.workers)} pulls, {_bytes(weights)} of weights, "
             f"{_bytes(rollouts)} of rollouts, {sum(each.num_restarts for each in self.workers)} restarts"
         )

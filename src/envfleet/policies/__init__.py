@@ -1,1 +1,1 @@
-"""Policies that workers can run: torch modules in the form of CleanRL, plain functions, import paths."""
+"""Policies that workers can run: torch modules in the forms of CleanRL, plain functions, import paths."""

@@ -15,7 +15,9 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.policies.by_path import PolicySpec, imported
 from envfleet.policies.functions import FunctionPolicy
-from envfleet.policies.torch_module import TorchPolicy, state_arrays, tensor_arrays
+from envfleet.policies.recurrent import RecurrentTorchPolicy, is_recurrent
+from envfleet.policies.torch_arrays import state_arrays, tensor_arrays
+from envfleet.policies.torch_module import TorchPolicy
 
 Array = np.ndarray[Any, Any]
 
@@ -39,12 +41,13 @@ def as_policy(agent: Any) -> Policy:
             policy.set_weights(weights_of(agent))
         return policy
     if _is_torch_module(agent) and hasattr(agent, "get_action_and_value"):
-        return TorchPolicy(agent)
+        return RecurrentTorchPolicy(agent) if is_recurrent(agent) else TorchPolicy(agent)
     if _is_function_pair(agent):
         return FunctionPolicy(*agent)
     raise UsageError(
-        f"an agent is a Policy ({', '.join(METHODS)}), a torch module with get_action_and_value(obs, action=None), "
-        f"a pair of functions (act, log_prob), or a PolicySpec; got {_described(agent)}"
+        f"an agent is a Policy ({', '.join(METHODS)}), a torch module with get_action_and_value(obs, action=None) "
+        f"or, if it remembers, get_action_and_value(obs, lstm_state, done, action=None), a pair of functions "
+        f"(act, log_prob), or a PolicySpec; got {_described(agent)}"
     )
 
 
@@ -150,7 +153,10 @@ def _described(agent: Any) -> str:
     if isinstance(agent, tuple):
         return f"a tuple of {', '.join(type(part).__name__ for part in agent) or 'nothing'}"
     if _is_torch_module(agent) and not hasattr(agent, "get_action_and_value"):
-        return f"{kind}, a torch module without get_action_and_value"
+        return (
+            f"{kind}, a torch module without get_action_and_value (a Q network goes into EpsilonGreedy, SAC's actor "
+            f"into SquashedGaussian, TD3's into GaussianNoise)"
+        )
     if hasattr(agent, "get_action_and_value") and not _is_torch_module(agent):
         return f"{kind}, which has get_action_and_value but is no torch.nn.Module"
     has = [name for name in METHODS if hasattr(agent, name)]

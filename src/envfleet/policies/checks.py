@@ -52,5 +52,16 @@ def require_weights(given: Mapping[str, Array], own_shapes: Mapping[str, tuple[i
         raise UsageError(f"these weights are not this policy's; {'; '.join(wrong)}")
 
 
+def joined(**parts: Mapping[str, Array]) -> dict[str, Array]:
+    """The weights of a policy's parts in one mapping: `part.name`."""
+    return {f"{part}.{name}": array for part, weights in parts.items() for name, array in weights.items()}
+
+
+def split_weights(weights: Mapping[str, Array], part: str) -> dict[str, Array]:
+    """The weights of one part, under its own names: the opposite of joined()."""
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
+
+
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

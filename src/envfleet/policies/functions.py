@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from envfleet.contract.distributions import Distribution, from_arrays
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import num_rows_of, require_rows, require_weights
@@ -19,8 +20,10 @@ class FunctionPolicy:
 
     `act(obs)` gives `actions`, `(actions, log_probs)` or `(actions, log_probs, extras)`; where the actions are
     themselves a tuple (of a Tuple space), it must be one of the last two. Without `weights` the functions are
-    `act(obs)`, `log_prob(obs, actions)` and `values(obs)`; with them, each gets the weights as its first argument.
-    With `values`, act's extras get "values" from it, unless act gives them itself.
+    `act(obs)`, `log_prob(obs, actions)`, `values(obs)` and `distribution(obs)`; with them, each gets the weights as
+    its first argument. With `values`, act's extras get "values" from it, unless act gives them itself. With
+    `distribution`, which returns one of envfleet's (Categorical, MultiCategorical, Bernoulli, Gaussian), divergences
+    are exact. Arrays may be those of any framework that NumPy can read, such as JAX.
     """
 
     def __init__(
@@ -29,14 +32,17 @@ class FunctionPolicy:
         log_prob: Callable[..., Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         values: Callable[..., Any] | None = None,
+        distribution: Callable[..., Any] | None = None,
     ) -> None:
         """`weights` is kept as it is, so the learner may go on changing it."""
-        for name, function in (("act", act), ("log_prob", log_prob), ("values", values)):
+        functions = {"act": act, "log_prob": log_prob, "values": values, "distribution": distribution}
+        for name, function in functions.items():
             if not callable(function) and (function is not None or name == "act"):
                 raise UsageError(f"{name} must be a function; got {type(function).__name__}")
         if weights is not None and not isinstance(weights, Mapping):
             raise UsageError(f"weights must be a mapping of names to arrays; got {type(weights).__name__}")
         self._act, self._log_prob, self._values = act, log_prob, values
+        self._distribution = distribution
         self._weights = weights
 
     def act(self, obs: Any) -> Acted:
@@ -59,6 +65,16 @@ class FunctionPolicy:
         if self._values is None:
             return None
         return _float_rows(self._values(*self._leading(), obs), num_rows_of(obs), "values")
+
+    def distribution(self, obs: Any) -> Distribution | None:
+        """Call the distribution function, if there is one."""
+        if self._distribution is None:
+            return None
+        given = self._distribution(*self._leading(), obs)
+        if given is None or isinstance(given, Distribution):
+            return None if given is None else from_arrays(given.kind, _arrays(given.arrays()))
+        kinds = ", ".join(each.__name__ for each in get_args(Distribution))
+        raise UsageError(f"distribution must return one of envfleet's ({kinds}) or None; got {type(given).__name__}")
 
     def get_weights(self) -> dict[str, Array]:
         """The weights; none if the functions take none."""

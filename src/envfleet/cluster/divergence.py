@@ -1,0 +1,159 @@
+"""Divergence: how far each worker's policy is from the learner's, on rows of that worker's own last rollout.
+
+Pure. Exact where the policy shows its distribution; else estimated from the log-probs of the actions it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from envfleet.cluster.rollouts import Collected, named
+from envfleet.contract import distributions
+from envfleet.contract.distributions import Distribution
+from envfleet.contract.errors import UsageError
+from envfleet.contract.policy import ExposesDistribution, Policy, State
+from envfleet.contract.spaces import SpaceTree
+
+Array = np.ndarray[Any, Any]
+
+STALLED_AFTER = 24  # measurements without a pull
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Rows of a worker's last rollout: what it saw, what it did, and how likely that was for its policy."""
+
+    version: int  # of that policy
+    obs: Sequence[Array]  # leaves, each [P, ...]
+    actions: Sequence[Array]
+    log_probs: Array | None  # [P]
+    distribution: Distribution | None  # of P rows
+    state: State | None  # of recurrent policies: before each of these rows
+
+
+def probes_of(
+    part: Collected, obs: Sequence[Array], actions: Sequence[Array], log_probs: Array | None, num_probes: int
+) -> Probes:
+    """Of one worker's rollout; the arrays are its own part, [T, N, ...] each. Rows are copied."""
+    steps, envs = np.divmod(probe_rows(*part.arrays["rewards"].shape, num_probes), part.arrays["rewards"].shape[1])
+    state = {name: rows.copy() for name, rows in named(part.arrays, "probe_state.").items()}
+    return Probes(
+        version=part.version,
+        obs=[leaf[steps, envs] for leaf in obs],
+        actions=[leaf[steps, envs] for leaf in actions],
+        log_probs=None if log_probs is None else log_probs[steps, envs],
+        distribution=None
+        if part.distribution is None
+        else distributions.from_arrays(
+            part.distribution, {name: rows.copy() for name, rows in named(part.arrays, "probe.").items()}
+        ),
+        state=state or None,
+    )
+
+
+@lru_cache(maxsize=64)
+def probe_rows(num_steps: int, num_envs: int, num_probes: int) -> Array:
+    """Which rows of a rollout are looked at, counted t * num_envs + n, in that order.
+
+    Head and worker must choose the same ones. Spread at random: with a fixed distance they could all be of one env.
+    """
+    num_rows = num_steps * num_envs
+    rows = np.sort(np.random.default_rng(0).permutation(num_rows)[:num_probes])
+    rows.flags.writeable = False
+    return rows
+
+
+def measured(policy: Policy, probes: Sequence[Probes], obs: SpaceTree, actions: SpaceTree) -> list[float]:
+    """The divergence of each worker: the mean over its rows of KL(worker || learner). `policy` is the learner's.
+
+    All workers' rows go through the policy at once: that is what the measurement costs.
+    """
+    together = _joined(probes)
+    state = {} if together.state is None else {"state": together.state}
+    seen = obs.unflatten(list(together.obs))
+    each = None
+    if together.distribution is not None and isinstance(policy, ExposesDistribution):
+        newest = policy.distribution(seen, **state)
+        each = None if newest is None else _compared(distributions.kl, together.distribution, newest)
+    if each is None:
+        if together.log_probs is None:
+            raise UsageError(
+                "APS compares policies by their probabilities, and this one gives none: let act() return log_probs and "
+                "write log_prob(), or distribution(); or choose another rule, such as EveryUpdate()"
+            )
+        log_probs = policy.log_prob(seen, actions.unflatten(list(together.actions)), **state)
+        each = _compared(distributions.k3, together.log_probs, log_probs)
+    ends = np.cumsum([_num_rows(part) for part in probes])[:-1]
+    means = [float(part.mean()) for part in np.split(each, ends)]
+    return [mean if np.isfinite(mean) else np.inf for mean in means]
+
+
+class Stall:
+    """Notices, once, that a worker's divergence no longer grows although the learner goes on publishing."""
+
+    def __init__(self) -> None:
+        """Nothing was measured yet."""
+        self._version = -1
+        self._divergences: list[float] = []
+        self._was_told = False
+
+    def is_new(self, version: int, divergence: float) -> bool:
+        """True once: the worker acts with `version` for very long, and its divergence has stopped."""
+        if version != self._version:
+            self._version, self._divergences = version, []
+        self._divergences.append(divergence)
+        if self._was_told or len(self._divergences) != STALLED_AFTER:
+            return False
+        third = STALLED_AFTER // 3
+        before, now = np.mean(self._divergences[third : 2 * third]), np.mean(self._divergences[-third:])
+        self._was_told = bool(now < 1.1 * before)
+        return self._was_told
+
+
+def _compared(compare: Callable[[Any, Any], Array], worker: Any, learner: Any) -> Array:
+    """Without NumPy's warnings: numbers that have no end are a divergence like others, and lead to a pull."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return compare(worker, learner)
+
+
+def _joined(probes: Sequence[Probes]) -> Probes:
+    if len(probes) == 1:
+        return probes[0]
+    first = probes[0]
+    return Probes(
+        version=first.version,
+        obs=_concatenated([part.obs for part in probes]),
+        actions=_concatenated([part.actions for part in probes]),
+        log_probs=_joined_log_probs(probes),
+        distribution=_joined_distribution(probes),
+        state=None if first.state is None else _joined_arrays([part.state or {} for part in probes]),
+    )
+
+
+def _concatenated(leaves: Sequence[Sequence[Array]]) -> list[Array]:
+    return [np.concatenate(each) for each in zip(*leaves, strict=True)]
+
+
+def _joined_log_probs(probes: Sequence[Probes]) -> Array | None:
+    found = [part.log_probs for part in probes if part.log_probs is not None]
+    return np.concatenate(found) if len(found) == len(probes) else None
+
+
+def _joined_distribution(probes: Sequence[Probes]) -> Distribution | None:
+    found = [part.distribution for part in probes if part.distribution is not None]
+    if len(found) < len(probes) or len({part.kind for part in found}) > 1:
+        return None
+    return distributions.from_arrays(found[0].kind, _joined_arrays([part.arrays() for part in found]))
+
+
+def _joined_arrays(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _num_rows(probes: Probes) -> int:
+    return len(probes.obs[0]) if probes.obs else len(probes.actions[0])

@@ -1,0 +1,106 @@
+"""Learner: the agent as the cluster sees it. Publishes its weights, and measures how far the workers are from it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from envfleet.cluster.divergence import measured, probes_of
+from envfleet.cluster.head import Head
+from envfleet.cluster.rollouts import Collected, RolloutForm
+from envfleet.cluster.sync import APS, SyncRule
+from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.contract.rollout import Rollout
+from envfleet.policies.adapting import as_policy, code_of, weights_of
+from envfleet.policies.by_path import PolicySpec
+
+logger = logging.getLogger("envfleet.cluster")
+
+
+class Learner:
+    """Whatever the caller last called its agent."""
+
+    def __init__(self, head: Head, form: RolloutForm, sync: SyncRule) -> None:
+        """There is no agent yet."""
+        self._head = head
+        self._form = form
+        self._sync = sync
+        self.agent: Any = None
+        self._code: PolicyCode | None = None
+        self._first_version = 0  # of this code: what workers did with another cannot be compared with it
+        self._policy: Policy | None = None  # made when it is needed
+
+    def publish(self, agent: Any) -> int:
+        """Make the agent's present weights the newest version, and tell workers that are at work."""
+        head = self._head
+        if agent is not self.agent:
+            code = code_of(agent)
+            if code != self._code:
+                head.set_code(code)
+                self._code = code
+                self._first_version = head.versions.version + 1
+            self.agent, self._policy = agent, None
+        # Workers that wait for an order will hear of it with that.
+        if head.publish(weights_of(agent)) and head.has_open_orders:
+            self.measure()
+            head.announce()
+        return head.versions.version
+
+    def measure(self) -> None:
+        """How far each worker's policy is from the version that was published last."""
+        newest = self._head.versions.version
+        due = [
+            (worker, desk, desk.probes)
+            for worker, desk in enumerate(self._head.desks)
+            if desk.probes is not None
+            and self._first_version <= desk.probes.version < newest
+            and desk.measured_at < newest
+        ]
+        if not due:
+            return
+        started_s = time.perf_counter()
+        found = measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
+        for (worker, desk, probes), divergence in zip(due, found, strict=True):
+            desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
+            if desk.stall.is_new(probes.version, divergence):
+                self._warn_of_stall(worker, newest - probes.version, divergence)
+        self._head.measure_s += time.perf_counter() - started_s
+        self._head.num_measurements += 1
+
+    def keep_probes(self, parts: list[Collected], rollout: Rollout) -> None:
+        """Of each worker's rollout, now side by side in this one."""
+        num_probes, num_envs = self._sync.num_probes, self._form.num_envs
+        if not num_probes:
+            return
+        obs, actions = self._form.obs.flatten(rollout.obs), self._form.actions.flatten(rollout.actions)
+        for position, part in enumerate(parts):
+            own = slice(position * num_envs, (position + 1) * num_envs)
+            self._head.desks[part.worker].probes = probes_of(
+                part,
+                [leaf[:, own] for leaf in obs],
+                [leaf[:, own] for leaf in actions],
+                None if rollout.log_probs is None else rollout.log_probs[:, own],
+                num_probes,
+            )
+
+    def _present_policy(self) -> Policy:
+        """The learner's own policy, which shares its weights with the agent."""
+        if self._policy is None:
+            self._policy = as_policy(self.agent)
+        elif isinstance(self.agent, PolicySpec) and self.agent.weights is not None:
+            self._policy.set_weights(weights_of(self.agent))  # it was built here, and shares nothing
+        return self._policy
+
+    def _warn_of_stall(self, worker: int, lag: int, divergence: float) -> None:
+        threshold = self._sync.threshold if isinstance(self._sync, APS) else float("nan")
+        logger.warning(
+            "%s acts with a policy that is %d versions old: its divergence has stopped at %.2g, below the threshold of "
+            "%.2g, though the learner goes on publishing. If that clips against the probabilities of the worker's "
+            "policy, as plain PPO does, it is held near that policy and learns nothing new: clip against its own "
+            "policy at the start of the update (decoupled PPO, see examples/ppo.py), or lower threshold or max_lag",
+            self._head.roster.name_of(worker),
+            lag,
+            divergence,
+            threshold,
+        )

@@ -1,0 +1,120 @@
+"""GaussianNoise: a deterministic actor (TD3, DDPG) that explores with noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.contract.distributions import Gaussian
+from envfleet.contract.errors import UsageError
+from envfleet.contract.policy import Acted
+from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
+from envfleet.policies.torch_arrays import TorchBorder, state_arrays
+
+Array = np.ndarray[Any, Any]
+
+# Without noise two actors would be infinitely far apart: log-probs and distributions are told as if it were at least
+# this share of half the range of actions (or this itself, where they have no bounds).
+STD_FLOOR = 1e-3
+
+
+class GaussianNoise:
+    """An actor, as that of CleanRL's td3_continuous_action.py: `actor(obs) -> [B, ...]` actions, plus noise.
+
+    `std` is in units of the action, one number or one for each of its dimensions; `policy.std = 0.05` changes it, and
+    travels to the workers with the weights. Actions are clipped to `low` and `high`. Their log-probs are those of the
+    Gaussian before clipping, at the clipped action: right for comparing policies, no true density at the bounds.
+    """
+
+    def __init__(self, actor: Any, std: Any, low: Any, high: Any) -> None:
+        """The actor is used, not copied. `low` and `high` are the action space's, numbers or arrays."""
+        self._border = TorchBorder(actor, "GaussianNoise")
+        self._torch = self._border.torch
+        self.actor: Any = self._border.module
+        self._low, self._high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        if not (self._low < self._high).all():
+            raise UsageError(f"low must be below high; got low={low}, high={high}")
+        half_range = (self._high.astype(np.float64) - self._low) / 2
+        self._std_floor = STD_FLOOR * np.where(np.isfinite(half_range), half_range, 1.0)
+        self._generator: Any = None  # torch's own
+        self._std = _checked_std(std)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its actor; random numbers begin anew."""
+        return GaussianNoise, (self.actor, self._std, self._low, self._high)
+
+    @property
+    def std(self) -> Array:
+        """Standard deviation of the noise."""
+        return self._std
+
+    @std.setter
+    def std(self, std: Any) -> None:
+        checked = _checked_std(std)
+        if checked.shape not in ((), self._std.shape):
+            raise UsageError(f"std must be one number or of shape {self._std.shape}; got {checked.shape}")
+        self._std = np.broadcast_to(checked, self._std.shape).copy()
+
+    def seed(self, seed: int) -> None:
+        """Draw from random numbers of its own, from this seed on."""
+        self._generator = self._torch.Generator().manual_seed(seed)
+
+    def act(self, obs: Any) -> Acted:
+        """The actor's actions with noise, inside the bounds."""
+        with self._torch.inference_mode():
+            mean = self._mean(obs)
+            noise = self._torch.randn(mean.shape, generator=self._generator).numpy()
+        actions = np.clip(mean + (self._std * noise).astype(np.float32), self._low, self._high)
+        log_probs = self._log_probs(mean, actions)
+        self._border.require_no_nan(log_probs, obs, "log-probs")
+        return Acted(actions, log_probs, {})
+
+    def log_prob(self, obs: Any, actions: Any) -> Array:
+        """[B] log-probabilities of actions that were taken, under the Gaussian before clipping."""
+        with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
+            return self._log_probs(self._mean(obs), np.asarray(actions))
+
+    def values(self, obs: Any) -> None:
+        """None: who learns Q values computes targets from the Q networks."""
+
+    def distribution(self, obs: Any) -> Gaussian:
+        """The Gaussian before clipping; see STD_FLOOR."""
+        with self._torch.no_grad():
+            mean = self._mean(obs)
+        log_std = np.broadcast_to(np.log(self._told_std()), mean.shape).astype(np.float32)
+        return Gaussian(mean.reshape(len(mean), -1), log_std.reshape(len(mean), -1))
+
+    def get_weights(self) -> dict[str, Array]:
+        """Those of the actor, and std."""
+        return joined(actor=state_arrays(self.actor)) | {"std": self._std}
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Take over all of them, or none if they do not fit."""
+        require_weights(weights, {name: array.shape for name, array in self.get_weights().items()})
+        std = _checked_std(weights["std"])
+        self._border.set_weights(split_weights(weights, "actor"))
+        self._std = std
+
+    def _mean(self, obs: Any) -> Array:
+        mean: Array = self._border.arrays(self.actor(self._border.tensors(obs)).detach())
+        if mean.ndim < 2 or len(mean) != num_rows_of(obs):
+            raise UsageError(f"actor(obs) must be [{num_rows_of(obs)}, ...] actions; got {mean.shape}")
+        return mean
+
+    def _told_std(self) -> Array:
+        return np.maximum(self._std, self._std_floor)
+
+    def _log_probs(self, mean: Array, actions: Array) -> Array:
+        std = self._told_std()
+        each = -0.5 * ((actions.astype(np.float64) - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
+        return np.asarray(each.reshape(len(mean), -1).sum(-1), np.float32)
+
+
+def _checked_std(std: Any) -> Array:
+    array = np.array(std, np.float64)
+    if not (np.isfinite(array) & (array >= 0)).all():
+        raise UsageError(f"std must be finite and not negative; got {std}")
+    return array

@@ -1,0 +1,194 @@
+"""Normalisation whose statistics live at the head: of observations, inside the policy; of rewards, beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envfleet.contract.distributions import Distribution
+from envfleet.contract.errors import UsageError
+from envfleet.contract.policy import Acted, ExposesDistribution, Recurrent, Seedable
+from envfleet.contract.rollout import Rollout
+from envfleet.contract.spaces import Leaf, SpaceTree
+from envfleet.policies.adapting import as_policy
+from envfleet.policies.checks import joined, require_weights, split_weights
+
+Array = np.ndarray[Any, Any]
+
+
+class RunningMoments:
+    """Mean and (population) variance of all rows seen so far, in float64; 0 and 1 before the first."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """`shape` is that of one row."""
+        self.mean, self.var, self.count = np.zeros(shape), np.ones(shape), 0.0
+
+    def update(self, rows: Array) -> None:
+        """Take in [..., *shape] rows. Merged as Chan et al. do: exact, in whatever batches they come."""
+        rows = rows.reshape(-1, *self.mean.shape)
+        if len(rows) == 0:
+            return
+        mean, var = rows.mean(0, dtype=np.float64), rows.var(0, dtype=np.float64)
+        if not np.isfinite(mean).all():
+            raise UsageError("values that are not finite cannot be normalised: their mean would stay so for ever")
+        total, delta = self.count + len(rows), mean - self.mean
+        self.var = (self.count * self.var + len(rows) * var + delta**2 * (self.count * len(rows) / total)) / total
+        self.mean = self.mean + delta * (len(rows) / total)
+        self.count = total
+
+
+class NormalizedPolicy:
+    """Any agent, which sees observations with mean 0 and variance 1; Discrete, integer and other parts as they are.
+
+    The learner calls `policy.update(rollout)`, and `policy.normalize(obs)` on the raw observations of rollouts before
+    it gives them to its network. The statistics travel to the workers with the agent's weights, and change nowhere
+    else. Log-probs, values and distributions are asked for with raw observations.
+    """
+
+    def __init__(
+        self, agent: Any, observation_space: spaces.Space[Any], clip: float = 10.0, epsilon: float = 1e-8
+    ) -> None:
+        """`agent` is whatever a cluster takes; `observation_space` is that of one env."""
+        if not isinstance(observation_space, spaces.Space):
+            raise UsageError(f"observation_space must be a space of Gymnasium; got {type(observation_space).__name__}")
+        if not (clip > 0 and epsilon > 0):
+            raise UsageError(f"clip and epsilon must be positive; got clip={clip}, epsilon={epsilon}")
+        self.agent = agent
+        self._policy: Any = as_policy(agent)
+        self._tree = SpaceTree(observation_space)
+        self._clip, self._epsilon = clip, epsilon
+        self._moments = [RunningMoments(leaf.shape) if _is_float(leaf) else None for leaf in self._tree.leaves]
+        if not any(self._moments):
+            raise UsageError(f"{observation_space} has no Box of floats, so there is nothing to normalise")
+        # Whether it is Recurrent or Seedable shows in these methods: only if the agent is.
+        if isinstance(self._policy, Recurrent):
+            self.initial_state = self._policy.initial_state
+        if isinstance(self._policy, Seedable):
+            self.seed = self._policy.seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with its present statistics."""
+        made = (self._policy, self._tree.space, self._clip, self._epsilon)
+        return NormalizedPolicy, made, {"_moments": self._moments}
+
+    def update(self, rollout: Rollout) -> None:
+        """Take the observations of a rollout into the statistics."""
+        for moments, leaf in zip(self._moments, self._tree.flatten(rollout.obs), strict=True):
+            if moments is not None:
+                moments.update(_array(leaf))
+
+    def normalize(self, obs: Any) -> Any:
+        """A tree of [..., *shape] observations, normalised and clipped, as float32. Tensors stay tensors."""
+        leaves = zip(self._moments, self._tree.flatten(obs), strict=True)
+        return self._tree.unflatten(
+            [leaf if moments is None else self._normal(moments, leaf) for moments, leaf in leaves]
+        )
+
+    def act(self, obs: Any, **state: Any) -> Acted:
+        """What the agent does with normalised observations."""
+        acted: Acted = self._policy.act(self.normalize(obs), **state)
+        return acted
+
+    def log_prob(self, obs: Any, actions: Any, **state: Any) -> Array:
+        """[B] log-probabilities of actions that were taken."""
+        log_probs: Array = self._policy.log_prob(self.normalize(obs), actions, **state)
+        return log_probs
+
+    def values(self, obs: Any, **state: Any) -> Array | None:
+        """[B] values; None if the agent has none."""
+        values: Array | None = self._policy.values(self.normalize(obs), **state)
+        return values
+
+    def distribution(self, obs: Any, **state: Any) -> Distribution | None:
+        """The agent's; None if it does not show it."""
+        if not isinstance(self._policy, ExposesDistribution):
+            return None
+        distribution: Distribution | None = self._policy.distribution(self.normalize(obs), **state)
+        return distribution
+
+    def get_weights(self) -> dict[str, Array]:
+        """Those of the agent, and the statistics."""
+        return joined(agent=self._policy.get_weights(), normalizer=self._statistics())
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Take over all of them, or none if they do not fit."""
+        require_weights(weights, {name: array.shape for name, array in self.get_weights().items()})
+        self._policy.set_weights(split_weights(weights, "agent"))
+        given = split_weights(weights, "normalizer")
+        for leaf, moments in zip(self._tree.leaves, self._moments, strict=True):
+            if moments is not None:
+                name = leaf.name_in("obs")
+                moments.mean, moments.var = (np.array(given[f"{name}.{what}"], np.float64) for what in ("mean", "var"))
+                moments.count = float(given[f"{name}.count"])
+
+    def _statistics(self) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
+        for leaf, moments in zip(self._tree.leaves, self._moments, strict=True):
+            if moments is not None:
+                name = leaf.name_in("obs")
+                arrays |= {f"{name}.mean": moments.mean, f"{name}.var": moments.var}
+                arrays[f"{name}.count"] = np.array(moments.count)
+        return arrays
+
+    def _normal(self, moments: RunningMoments, leaf: Any) -> Any:
+        centred = (_array(leaf) - moments.mean) / np.sqrt(moments.var + self._epsilon)
+        normal = np.clip(centred, -self._clip, self._clip).astype(np.float32)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(leaf, torch.Tensor):
+            return torch.from_numpy(normal).to(leaf.device)
+        return normal
+
+
+class RewardScaler:
+    """Divides rewards by the standard deviation of the discounted return so far, as Gymnasium's NormalizeReward does.
+
+    The returns of episodes that go on are kept by env id, so rollouts may come from one worker at a time. An episode
+    begins with a return of 0, whether the one before it was terminated or truncated.
+    """
+
+    def __init__(self, discount: float, epsilon: float = 1e-8) -> None:
+        """`discount` is the learner's."""
+        if not 0 <= discount <= 1:
+            raise UsageError(f"discount must be from 0 to 1; got {discount}")
+        if epsilon <= 0:
+            raise UsageError(f"epsilon must be positive; got {epsilon}")
+        self._discount, self._epsilon = discount, epsilon
+        self._moments = RunningMoments(())
+        self._returns = np.zeros(0)  # by env id
+
+    @property
+    def std(self) -> float:
+        """What rewards are divided by."""
+        return float(np.sqrt(self._moments.var + self._epsilon))
+
+    def update(self, rollout: Rollout) -> None:
+        """Take the rewards of a rollout into the statistics. Each env's rollouts must come in order."""
+        env_ids, rewards = _array(rollout.env_ids), _array(rollout.rewards)
+        ended = _array(rollout.terminations) | _array(rollout.truncations)
+        num_missing = int(env_ids.max(initial=-1)) + 1 - len(self._returns)
+        if num_missing > 0:
+            self._returns = np.concatenate([self._returns, np.zeros(num_missing)])
+        running, returns = self._returns[env_ids], np.empty(rewards.shape)
+        for t, reward in enumerate(rewards):
+            running = running * self._discount + reward
+            returns[t] = running
+            running = np.where(ended[t], 0.0, running)
+        self._moments.update(returns)
+        self._returns[env_ids] = running
+
+    def scale(self, rewards: Any) -> Any:
+        """Rewards of any shape, arrays or tensors, divided."""
+        return rewards / self.std
+
+
+def _is_float(leaf: Leaf) -> bool:
+    return isinstance(leaf.space, spaces.Box) and leaf.dtype is not None and leaf.dtype.kind == "f"
+
+
+def _array(leaf: Any) -> Array:
+    torch = sys.modules.get("torch")
+    return np.asarray(leaf.detach().cpu() if torch is not None and isinstance(leaf, torch.Tensor) else leaf)

@@ -1,0 +1,211 @@
+"""Policies of off-policy learners: a Q network with epsilon-greedy exploration, and a tanh-squashed Gaussian actor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.contract.distributions import Categorical, Gaussian
+from envfleet.contract.errors import UsageError
+from envfleet.contract.policy import Acted
+from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
+from envfleet.policies.torch_arrays import TorchBorder, state_arrays
+
+Array = np.ndarray[Any, Any]
+
+# With epsilon = 0 all but one action would have probability 0, and two such policies an infinite divergence: their
+# probabilities are told as if each action had at least this one. With more than 100 actions it is less, 0.1 in all.
+PROBABILITY_FLOOR = 1e-3
+
+# Closer to 1, float32 cannot tell any more of what it is the tanh: actions keep this far from the bounds.
+SQUASHED_LIMIT = 1 - 1e-6
+
+
+class EpsilonGreedy:
+    """A Q network, as that of CleanRL's dqn.py: `q_network(obs) -> [B, K]`. For Discrete action spaces.
+
+    With probability `epsilon` the action is any of the K, else the best. `policy.epsilon = 0.05` changes that, and
+    travels to the workers with the weights.
+    """
+
+    def __init__(self, q_network: Any, epsilon: float = 0.1, *, start: int = 0) -> None:
+        """The network is used, not copied. `start` is the first action, that of Discrete(n, start=...)."""
+        self._border = TorchBorder(q_network, "EpsilonGreedy")
+        self._torch = self._border.torch
+        self.q_network: Any = self._border.module
+        self._start = start
+        self._generator: Any = None  # torch's own
+        self._epsilon = _checked_epsilon(epsilon)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its network; random numbers begin anew."""
+        return _epsilon_greedy, (self.q_network, self.epsilon, self._start)
+
+    @property
+    def epsilon(self) -> float:
+        """How often an action is random."""
+        return self._epsilon
+
+    @epsilon.setter
+    def epsilon(self, epsilon: float) -> None:
+        self._epsilon = _checked_epsilon(epsilon)
+
+    def seed(self, seed: int) -> None:
+        """Explore with random numbers of its own, from this seed on."""
+        self._generator = self._torch.Generator().manual_seed(seed)
+
+    def act(self, obs: Any) -> Acted:
+        """The best action, or now and then any."""
+        torch, generator = self._torch, self._generator
+        with torch.inference_mode():
+            q_values = self._q_values(obs)
+            num_rows, num_actions = q_values.shape
+            best = q_values.argmax(1).cpu()
+            explores = torch.rand(num_rows, generator=generator, dtype=torch.float64) < self._epsilon
+            chosen = torch.where(explores, torch.randint(num_actions, (num_rows,), generator=generator), best)
+            log_probs = self._log_probs(best, chosen, num_actions)
+            return Acted(chosen.numpy() + self._start, log_probs, {})
+
+    def log_prob(self, obs: Any, actions: Any) -> Array:
+        """[B] log-probabilities of actions that were taken; see PROBABILITY_FLOOR."""
+        with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
+            q_values = self._q_values(obs)
+            chosen = self._torch.from_numpy(np.asarray(actions, np.int64) - self._start)
+            return self._log_probs(q_values.argmax(1).cpu(), chosen, q_values.shape[1])
+
+    def values(self, obs: Any) -> None:
+        """None: who learns Q values computes targets from the Q network."""
+
+    def distribution(self, obs: Any) -> Categorical:
+        """Exactly epsilon-greedy, but for PROBABILITY_FLOOR."""
+        with self._torch.no_grad():
+            q_values = self._q_values(obs)
+            best = q_values.argmax(1).cpu().numpy()
+        num_rows, num_actions = q_values.shape
+        of_best, of_others = self._told_log_probs(num_actions)
+        logits = np.full((num_rows, num_actions), of_others, np.float32)
+        logits[np.arange(num_rows), best] = of_best
+        return Categorical(logits)
+
+    def get_weights(self) -> dict[str, Array]:
+        """Those of the network, and epsilon."""
+        return joined(q_network=state_arrays(self.q_network)) | {"epsilon": np.array(self._epsilon)}
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Take over all of them, or none if they do not fit."""
+        require_weights(weights, {name: array.shape for name, array in self.get_weights().items()})
+        epsilon = _checked_epsilon(weights["epsilon"])
+        self._border.set_weights(split_weights(weights, "q_network"))
+        self._epsilon = epsilon
+
+    def _q_values(self, obs: Any) -> Any:
+        num_rows = num_rows_of(obs)
+        q_values = self.q_network(self._border.tensors(obs))
+        if q_values.dim() != 2 or len(q_values) != num_rows:
+            raise UsageError(f"q_network(obs) must be [{num_rows}, number of actions]; got {tuple(q_values.shape)}")
+        self._border.require_no_nan(self._border.rows(q_values.amax(1), num_rows, "Q values"), obs, "Q values")
+        return q_values
+
+    def _log_probs(self, best: Any, chosen: Any, num_actions: int) -> Array:
+        of_best, of_others = self._told_log_probs(num_actions)
+        log_probs: Array = self._torch.where(best == chosen, of_best, of_others).float().numpy()
+        return log_probs
+
+    def _told_log_probs(self, num_actions: int) -> tuple[float, float]:
+        told_epsilon = max(self._epsilon, min(PROBABILITY_FLOOR * num_actions, 0.1))
+        of_others = told_epsilon / num_actions
+        return math.log(1 - told_epsilon + of_others), math.log(of_others)
+
+
+class SquashedGaussian:
+    """An actor, as that of CleanRL's sac_continuous_action.py: `actor(obs) -> mean, log_std`, each [B, D].
+
+    Actions are `tanh(sample) * action_scale + action_bias`, which are buffers of the actor (1 and 0 if it has none).
+    Log-probs are exact; an action at the bounds counts as one just inside them (SQUASHED_LIMIT).
+    """
+
+    def __init__(self, actor: Any) -> None:
+        """The actor is used, not copied; it may be on any device."""
+        self._border = TorchBorder(actor, "SquashedGaussian")
+        self._torch = self._border.torch
+        self.actor: Any = self._border.module
+        self._generator: Any = None  # torch's own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its actor; random numbers begin anew."""
+        return SquashedGaussian, (self.actor,)
+
+    def seed(self, seed: int) -> None:
+        """Draw from random numbers of its own, from this seed on."""
+        self._generator = self._torch.Generator().manual_seed(seed)
+
+    def act(self, obs: Any) -> Acted:
+        """Sample actions."""
+        torch = self._torch
+        with torch.inference_mode():
+            mean, log_std = self._mean_and_log_std(obs)
+            noise = torch.randn(mean.shape, generator=self._generator, dtype=mean.dtype)
+            squashed = torch.tanh(mean + log_std.exp() * noise.to(mean.device)).clamp(-SQUASHED_LIMIT, SQUASHED_LIMIT)
+            scale, bias = self._scale_and_bias()
+            actions = squashed * scale + bias
+            log_probs = self._log_probs(mean, log_std, actions)
+            taken = self._border.arrays(actions)
+        self._border.require_no_nan(log_probs, obs, "log-probs")
+        return Acted(taken, log_probs, {})
+
+    def log_prob(self, obs: Any, actions: Any) -> Array:
+        """[B] log-probabilities of actions that were taken."""
+        with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
+            return self._log_probs(*self._mean_and_log_std(obs), self._border.tensors(actions))
+
+    def values(self, obs: Any) -> None:
+        """None: who learns Q values computes targets from the Q networks."""
+
+    def distribution(self, obs: Any) -> Gaussian:
+        """The Gaussian under the squashing, which does not change divergences."""
+        with self._torch.no_grad():
+            mean, log_std = self._mean_and_log_std(obs)
+            return Gaussian(self._border.arrays(mean), self._border.arrays(log_std))
+
+    def get_weights(self) -> dict[str, Array]:
+        """The actor's state dict."""
+        return state_arrays(self.actor)
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Copy `weights` into the actor; all of them, or none if they do not fit."""
+        self._border.set_weights(weights)
+
+    def _mean_and_log_std(self, obs: Any) -> tuple[Any, Any]:
+        outcome, num_rows = self.actor(self._border.tensors(obs)), num_rows_of(obs)
+        if not isinstance(outcome, (tuple, list)) or len(outcome) != 2:
+            raise UsageError(f"actor(obs) must return mean and log_std, each [B, D]; got {type(outcome).__name__}")
+        mean, log_std = self._torch.broadcast_tensors(*outcome)
+        if mean.dim() != 2 or len(mean) != num_rows:
+            raise UsageError(f"mean and log_std of the actor must be [{num_rows}, D]; got {tuple(mean.shape)}")
+        return mean, log_std
+
+    def _scale_and_bias(self) -> tuple[Any, Any]:
+        return getattr(self.actor, "action_scale", 1.0), getattr(self.actor, "action_bias", 0.0)
+
+    def _log_probs(self, mean: Any, log_std: Any, actions: Any) -> Array:
+        """From the action itself, also when acting: what float32 has rounded is then the same at both ends."""
+        torch = self._torch
+        scale, bias = (torch.as_tensor(each, device=mean.device).double() for each in self._scale_and_bias())
+        squashed = ((actions.double() - bias) / scale).clamp(-SQUASHED_LIMIT, SQUASHED_LIMIT)
+        distance = (torch.atanh(squashed) - mean.double()) * torch.exp(-log_std.double())
+        each = -0.5 * distance**2 - log_std - 0.5 * math.log(2 * math.pi)
+        each = each - torch.log1p(-(squashed**2)) - torch.log(scale)
+        return self._border.rows(each.sum(1), len(mean), "log_probs")
+
+
+def _epsilon_greedy(q_network: Any, epsilon: float, start: int) -> EpsilonGreedy:
+    return EpsilonGreedy(q_network, epsilon, start=start)
+
+
+def _checked_epsilon(epsilon: Any) -> float:
+    if not 0 <= epsilon <= 1:
+        raise UsageError(f"epsilon is a probability, from 0 to 1; got {epsilon}")
+    return float(epsilon)

@@ -1,0 +1,21 @@
+"""The random numbers with which a policy acts."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+
+from envfleet.contract.policy import Policy, Seedable
+
+
+def seed_policy(policy: Policy, seed: int) -> None:
+    """Seed the policy's own generator, and those that all code of this process shares. For a worker's process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+    if isinstance(policy, Seedable):
+        policy.seed(seed)

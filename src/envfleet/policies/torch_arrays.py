@@ -1,0 +1,128 @@
+"""Between NumPy and torch: observations to tensors, tensors to arrays, and a module's weights as named arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from envfleet._native import has_nan
+from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.policies.checks import require_rows, require_weights
+
+Array = np.ndarray[Any, Any]
+
+
+class TorchBorder:
+    """What goes into one torch module, and what comes out of it."""
+
+    def __init__(self, module: Any, owner: str) -> None:
+        """`owner` is named in the error if this is no module."""
+        self.torch = import_torch()
+        if not isinstance(module, self.torch.nn.Module):
+            raise UsageError(f"{owner} takes a torch.nn.Module; got {type(module).__name__}")
+        # torch.compile() wraps forward() only, and prefixes the names of weights.
+        self.module: Any = getattr(module, "_orig_mod", module)
+        self._anchor = next(chain(self.module.parameters(), self.module.buffers()), None)  # is where the module is
+
+    def tensors(self, tree: Any) -> Any:
+        """A tree of arrays as tensors on the module's device; float64 becomes float32."""
+        if isinstance(tree, np.ndarray):
+            array = tree.astype(np.float32) if tree.dtype.char == "d" else _writable(tree)
+            tensor = self.torch.from_numpy(array)
+            return tensor if self._anchor is None or self._anchor.is_cpu else tensor.to(self._anchor.device)
+        if isinstance(tree, Mapping):
+            return {key: self.tensors(part) for key, part in tree.items()}
+        if isinstance(tree, tuple):
+            return tuple(self.tensors(part) for part in tree)
+        return self.tensors(np.asarray(tree))
+
+    def arrays(self, tree: Any) -> Any:
+        """A tree of tensors as arrays."""
+        if isinstance(tree, self.torch.Tensor):
+            if tree.dtype is self.torch.bfloat16:
+                tree = tree.float()
+            return (tree if tree.is_cpu else tree.cpu()).numpy()
+        if isinstance(tree, Mapping):
+            return {key: self.arrays(part) for key, part in tree.items()}
+        if isinstance(tree, tuple):
+            return tuple(self.arrays(part) for part in tree)
+        return np.asarray(tree)
+
+    def rows(self, tensor: Any, num_rows: int, name: str) -> Array:
+        """A tensor of [B] or [B, 1] as [B] float32."""
+        if tensor.dtype is not self.torch.float32:
+            tensor = tensor.float()
+        return require_rows((tensor if tensor.is_cpu else tensor.cpu()).numpy(), num_rows, name)
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Copy `weights` into the module; all of them, or none if they do not fit."""
+        state = self.module.state_dict()
+        require_weights(weights, {name: tuple(tensor.shape) for name, tensor in state.items()})
+        with self.torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(self.torch.from_numpy(_writable(np.asarray(weights[name]))))
+
+    def require_no_nan(self, rows: Array, obs: Any, name: str) -> None:
+        """UsageError if one of the [B] rows is NaN; it tells the likely cause."""
+        # Any ufunc of NumPy's costs ten times as much here, between calls of torch that evict it from the caches.
+        if has_nan(np.ascontiguousarray(rows)):
+            raise UsageError(f"the policy's {name} are NaN in rows {_nan_rows(rows)}: {self._cause_of_nan(obs)}")
+
+    def _cause_of_nan(self, obs: Any) -> str:
+        wrong = [name for name, array in state_arrays(self.module).items() if not np.isfinite(array).all()]
+        if wrong:
+            return f"the weights {', '.join(wrong)} are not finite, so the learner has diverged"
+        if not all(np.isfinite(array).all() for array in _float_leaves(obs)):
+            return "the observations are not finite"
+        return "weights and observations are finite, so the module itself makes them"
+
+
+def state_arrays(module: Any) -> dict[str, Array]:
+    """The state dict of a torch module as CPU arrays; views where that is possible."""
+    return tensor_arrays(module.state_dict())
+
+
+def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
+    """Named tensors as CPU arrays. NumPy has no bfloat16 or float8: they become float32, which holds them exactly."""
+    torch = import_torch()
+    arrays = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"{name!r} is {type(tensor).__name__}; weights are tensors: the workers get nothing else")
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise UsageError(f"{name!r} has no shape yet: call the module once before you hand it over")
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
+            tensor = tensor.float()
+        arrays[name] = tensor.numpy()
+    return arrays
+
+
+def import_torch() -> Any:
+    """The torch package; MissingExtra if it is not there."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra("a torch policy needs PyTorch: pip install 'envfleet[torch]'") from error
+    return torch
+
+
+def _writable(array: Array) -> Array:
+    """Torch has no read-only tensors, and warns of them."""
+    return array if array.flags.writeable else array.copy()
+
+
+def _nan_rows(rows: Array) -> str:
+    found = np.flatnonzero(np.isnan(rows)).tolist()
+    return ", ".join(map(str, found[:8])) + (", ..." if len(found) > 8 else "")
+
+
+def _float_leaves(tree: Any) -> list[Array]:
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in _float_leaves(part)]
+    if isinstance(tree, tuple):
+        return [leaf for part in tree for leaf in _float_leaves(part)]
+    return [tree] if np.asarray(tree).dtype.kind == "f" else []
