@@ -151,6 +151,107 @@ def test_too_many_extras(form):
         form.check_rollout(0, 0, 0, T, arrays)
 
 
+# -- what a policy remembers, and shows of itself --
+
+P = 3  # probes
+
+
+@pytest.fixture
+def probed_form():
+    return RolloutForm(SpaceTree(OBS), SpaceTree(ACTIONS), N, P)
+
+
+def policy_arrays(num_probes=P):
+    random = np.random.default_rng(4)
+    return {
+        "state.h": random.random((N, 2, 5)).astype(np.float32),
+        "state.count": np.arange(N),
+        "probe_state.h": random.random((num_probes, 2, 5)).astype(np.float32),
+        "probe_state.count": np.arange(num_probes),
+        "probe.mean": random.random((num_probes, 2)).astype(np.float32),
+        "probe.log_std": random.random((num_probes, 2)),
+    }
+
+
+def test_what_a_policy_shows_is_taken(probed_form):
+    arrays = rollout_arrays() | policy_arrays()
+    assert probed_form.check_rollout(0, 0, 0, T, arrays, "gaussian").distribution == "gaussian"
+    assert probed_form.check_rollout(0, 0, 0, T, rollout_arrays(), None).distribution is None
+    many = RolloutForm(SpaceTree(OBS), SpaceTree(ACTIONS), N, 1000)
+    many.check_rollout(0, 0, 0, T, rollout_arrays() | policy_arrays(T * N), "gaussian")
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "empty", "no axis"])
+@pytest.mark.parametrize("name", policy_arrays())
+def test_another_number_of_rows(probed_form, name, change):
+    arrays = rollout_arrays() | policy_arrays()
+    array = arrays[name]
+    arrays[name] = {
+        "longer": lambda: np.concatenate([array, array[:1]]),
+        "shorter": lambda: array[:-1],
+        "empty": lambda: array[:0],
+        "no axis": lambda: array.reshape(-1)[0].reshape(()),
+    }[change]()
+    rows = N if name.startswith("state.") else P
+    with pytest.raises(BadMessage, match=f"'{name.partition('.')[2]}' of the policy must have {rows} rows"):
+        probed_form.check_rollout(0, 0, 0, T, arrays, "gaussian")
+
+
+def test_nothing_is_shown_where_nobody_asked(form):
+    with pytest.raises(BadMessage, match="must have 0 rows"):
+        form.check_rollout(0, 0, 0, T, rollout_arrays() | policy_arrays(), "gaussian")
+
+
+@pytest.mark.parametrize("kind", ["categorical", "multi_categorical", "bernoulli", "", "Gaussian", "no such kind"])
+def test_another_kind_of_distribution(probed_form, kind):
+    with pytest.raises(BadMessage, match=f"no distribution of kind '{kind}' consists of log_std, mean"):
+        probed_form.check_rollout(0, 0, 0, T, rollout_arrays() | policy_arrays(), kind)
+
+
+@pytest.mark.parametrize("names", [(), ("mean",), ("mean", "log_std", "more")])
+def test_a_distribution_of_other_parts(probed_form, names):
+    arrays = rollout_arrays() | {f"probe.{name}": np.zeros((P, 2)) for name in names}
+    with pytest.raises(BadMessage, match="no distribution of kind 'gaussian' consists of"):
+        probed_form.check_rollout(0, 0, 0, T, arrays, "gaussian")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float16, np.bool_, np.uint8])
+def test_a_distribution_of_another_dtype(probed_form, dtype):
+    arrays = rollout_arrays() | policy_arrays()
+    arrays["probe.mean"] = arrays["probe.mean"].astype(dtype)
+    with pytest.raises(BadMessage, match="float32 or float64"):
+        probed_form.check_rollout(0, 0, 0, T, arrays, "gaussian")
+
+
+@pytest.mark.parametrize("prefix", ["state", "probe", "probe_state"])
+def test_too_many_arrays_of_a_policy(probed_form, prefix):
+    rows = N if prefix == "state" else P
+    arrays = rollout_arrays() | {f"{prefix}.{index}": np.zeros(rows) for index in range(MOST_EXTRAS)}
+    probed_form.check_rollout(0, 0, 0, T, arrays)
+    arrays[f"{prefix}.more"] = np.zeros(rows)
+    with pytest.raises(BadMessage, match=f"at most {MOST_EXTRAS}"):
+        probed_form.check_rollout(0, 0, 0, T, arrays)
+
+
+def test_states_stand_side_by_side(probed_form):
+    parts = [rollout_arrays() | policy_arrays(), rollout_arrays() | policy_arrays()]
+    parts[1]["state.h"] = parts[1]["state.h"] + 1
+    rollout = probed_form.join_rollouts(
+        [probed_form.check_rollout(w, 0, 0, T, each, "gaussian") for w, each in enumerate(parts)]
+    )
+    assert rollout.states.keys() == {"h", "count"} and rollout.states["count"].tolist() == [0, 1, 0, 1]
+    require_equal(rollout.states["h"], np.concatenate([each["state.h"] for each in parts]))
+    assert not any(name.startswith(("probe", "state")) for name in rollout.extras)
+
+
+def test_states_that_only_some_parts_have_are_left_out(probed_form):
+    bare = probed_form.check_rollout(1, 0, 0, T, rollout_arrays())
+    full = probed_form.check_rollout(0, 0, 0, T, rollout_arrays() | policy_arrays(), "gaussian")
+    assert probed_form.join_rollouts([bare]).states is None
+    assert probed_form.join_rollouts([full, bare]).states is None
+    assert probed_form.join_rollouts([bare, full]).states is None
+
+
 # -- rows --
 
 

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch  # noqa: TID253 - its bfloat16 is the one to agree with
 
-from envfleet.cluster.codec import Decoder
-from envfleet.cluster.messages import FromHead
+from envfleet.cluster import weights as weights_module
+from envfleet.cluster.codec import BadMessage, Decoder
+from envfleet.cluster.messages import FromHead, Weights
 from envfleet.cluster.values_wire import NotPlain, from_plain
-from envfleet.cluster.weights import Versions
+from envfleet.cluster.weights import LEAST_BFLOAT16, Versions, digest, from_bfloat16, to_bfloat16, unpacked
 from envfleet.contract.policy import PolicyCode
 
 CODE = PolicyCode(factory="package.module:Agent", kwargs={"sizes": (1, 2)})
@@ -125,6 +127,154 @@ def test_other_code_needs_weights_of_its_own(versions):
     assert (message.version, message.code_id) == (2, 2)
 
 
-def test_frames_are_encoded_once(versions):
+def test_frames_are_encoded_once_for_each_version(versions, monkeypatch):
+    num_encoded = 0
+    encode = weights_module.encode
+
+    def counted(*arguments):
+        nonlocal num_encoded
+        num_encoded += 1
+        return encode(*arguments)
+
+    monkeypatch.setattr(weights_module, "encode", counted)
     versions.publish({"a": np.ones(3)})
-    assert versions.weight_frames() is versions.weight_frames()
+    assert num_encoded == 0, "nobody has asked"
+    first = versions.weight_frames()
+    assert versions.weight_frames() is first and num_encoded == 1
+    versions.publish({"a": np.ones(3)})
+    assert versions.weight_frames() is first, "no news"
+    for number in range(5):
+        versions.publish({"a": np.full(3, number)})
+    assert num_encoded == 1, "nobody has asked for those between"
+    second = versions.weight_frames()
+    assert second is not first and versions.weight_frames() is second and num_encoded == 2
+    assert decoded(first)[1]["a"].tolist() == [1, 1, 1], "a message on its way is not changed"
+
+
+def test_frames_share_the_memory_of_the_published_weights(versions):
+    """Megabytes are copied once, when they are published."""
+    versions.publish({"a": np.ones(1 << 16)})
+    one, two = (np.frombuffer(versions.weight_frames()[-1], np.uint8) for _ in range(2))
+    assert np.shares_memory(one, two) and one.size == 8 << 16
+
+
+# -- halves --
+
+
+def bits_as_floats(*bits):
+    return np.array(bits, np.uint32).view(np.float32)
+
+
+NUMBERS = {
+    "plain": np.array([0.0, -0.0, 1.0, -1.0, 3.14159265, 1e-3, -65504.0, 1e30], np.float32),
+    "infinite": np.array([np.inf, -np.inf], np.float32),
+    "nan": bits_as_floats(0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F80FFFF),
+    "ties go to even": bits_as_floats(0x3F808000, 0x3F818000, 0xBF808000, 0xBF818000, 0x00008000, 0x00018000),
+    "beside ties": bits_as_floats(0x3F807FFF, 0x3F808001, 0x3F817FFF, 0x3F818001),
+    "denormal": bits_as_floats(0x00000001, 0x00007FFF, 0x00008001, 0x007FFFFF, 0x807FFFFF, 0x00400000),
+    "carries": bits_as_floats(0x3FFFFFFF, 0x3FFF8000, 0x007FFFFF, 0x7F7F7FFF),
+    "over the largest": bits_as_floats(0x7F7FFFFF, 0xFF7FFFFF, 0x7F7F8000, 0xFF7F8000),
+    "many": np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32),
+    "none": np.zeros(0, np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_halves_are_rounded_as_torch_rounds(kind):
+    numbers = NUMBERS[kind]
+    expected = torch.from_numpy(numbers).to(torch.bfloat16).float().numpy()
+    halves = to_bfloat16(numbers)
+    got = from_bfloat16(halves)
+    assert halves.dtype == np.uint16 and got.dtype == np.float32
+    is_nan = np.isnan(numbers)
+    np.testing.assert_array_equal(np.isnan(got), is_nan)
+    np.testing.assert_array_equal(got[~is_nan].view(np.uint32), expected[~is_nan].view(np.uint32))
+    np.testing.assert_array_equal(to_bfloat16(got), halves, "rounded once, it stays")
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (4, 0), (2, 1, 5)])
+def test_halves_have_the_same_shape(shape):
+    numbers = np.random.default_rng(0).standard_normal(shape, np.float32)
+    assert to_bfloat16(numbers).shape == from_bfloat16(to_bfloat16(numbers)).shape == shape
+    if len(shape) > 1:
+        np.testing.assert_array_equal(to_bfloat16(numbers.T), to_bfloat16(numbers).T)
+
+
+def test_only_large_float32_travels_as_halves():
+    versions = Versions(is_bfloat16=True)
+    versions.set_code(CODE)
+    random = np.random.default_rng(0)
+    weights = {
+        "large": random.standard_normal((LEAST_BFLOAT16 // 2, 2)).astype(np.float32),
+        "small": random.standard_normal(LEAST_BFLOAT16 - 1).astype(np.float32),
+        "double": random.standard_normal(1000),
+        "whole": random.integers(0, 9, 1000),
+    }
+    versions.publish(weights)
+    message, arrays = decoded(versions.weight_frames())
+    assert message.bfloat16 == ["large"]
+    assert {name: array.dtype.str[1:] for name, array in arrays.items()} == {
+        "large": "u2", "small": "f4", "double": "f8", "whole": "i8",
+    }  # fmt: skip
+    held = unpacked(message, arrays)
+    assert digest(held) == message.digest
+    for name in ("small", "double", "whole"):
+        np.testing.assert_array_equal(held[name], weights[name])
+    rounded = torch.from_numpy(weights["large"]).to(torch.bfloat16).float().numpy()
+    np.testing.assert_array_equal(held["large"], rounded)
+    assert not np.array_equal(held["large"], weights["large"])
+
+
+def test_without_halves_nothing_is_rounded(versions):
+    weights = {"large": np.random.default_rng(0).standard_normal(1000).astype(np.float32)}
+    versions.publish(weights)
+    message, arrays = decoded(versions.weight_frames())
+    assert message.bfloat16 == [] and message.digest == digest(weights)
+    np.testing.assert_array_equal(unpacked(message, arrays)["large"], weights["large"])
+
+
+def test_a_change_too_small_for_halves_is_news_all_the_same():
+    versions = Versions(is_bfloat16=True)
+    versions.set_code(CODE)
+    weights = np.ones(1000, np.float32)
+    versions.publish({"a": weights})
+    weights[0] = np.nextafter(np.float32(1), np.float32(2))
+    assert versions.publish({"a": weights}) and versions.version == 2
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [{}, {"b": np.zeros(3, np.uint16)}, {"a": np.zeros(3, np.float32)}, {"a": np.zeros(3, np.int16)},
+     {"a": np.zeros(3, np.uint32)}],
+    ids=["none", "another name", "float32", "int16", "uint32"],
+)  # fmt: skip
+def test_halves_that_are_none(arrays):
+    with pytest.raises(BadMessage, match=r"'a' must be uint16"):
+        unpacked(Weights(version=1, code_id=1, digest=b"", bfloat16=["a"]), arrays)
+
+
+# -- digests --
+
+
+def test_digests_of_equal_weights_are_equal():
+    grid = np.arange(12, dtype=np.float32).reshape(3, 4)
+    weights = {"a": grid, "b": np.array(2.5), "c": np.zeros((0, 4))}
+    expected = digest(weights)
+    assert len(expected) == 16
+    assert digest(dict(reversed(weights.items()))) == expected, "in another order"
+    assert digest({**weights, "a": np.asfortranarray(grid)}) == expected, "in another layout"
+    assert digest({name: array.copy() for name, array in weights.items()}) == expected
+
+
+@pytest.mark.parametrize("change", DIFFERENT)
+def test_digests_of_different_weights_differ(change):
+    assert digest(DIFFERENT[change]) != digest({"a": np.array([1.0, 0.0])})
+
+
+def test_digests_know_where_an_array_ends():
+    one, two = np.array([1.0]), np.array([2.0])
+    different = [
+        {"a": one, "b": two}, {"a": two, "b": one}, {"a": np.array([1.0, 2.0]), "b": np.zeros(0)},
+        {"a": np.array(1.0), "b": two}, {"ab": one, "": two}, {"a": one[:, None], "b": two},
+    ]  # fmt: skip
+    assert len({digest(each) for each in different}) == len(different)

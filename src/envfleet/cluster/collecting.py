@@ -102,6 +102,7 @@ class RolloutStream(Iterator[Rollout]):
         self._timeout_s = timeout_s
         self._held: Held | None = None
         run.begin(self)
+        learner.measure()
         for _ in range(credit):
             _issue(run, range(run.num_workers), num_steps)
 

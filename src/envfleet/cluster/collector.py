@@ -86,6 +86,8 @@ class Collector:
     def _memory_of(self, policy: Policy) -> Memory:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = Memory(policy, self._pool.num_envs)
+        else:
+            self._memory.begin_rollout()
         return self._memory
 
     def _final_obs(self, info: dict[str, Any], rows: Array, recorder: _Recorder, t: int) -> list[Any]:

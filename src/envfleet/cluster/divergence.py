@@ -94,25 +94,23 @@ def measured(policy: Policy, probes: Sequence[Probes], obs: SpaceTree, actions: 
 
 
 class Stall:
-    """Notices, once, that a worker's divergence no longer grows although the learner goes on publishing."""
+    """Notices that a worker's divergence no longer grows although the learner goes on publishing."""
 
     def __init__(self) -> None:
         """Nothing was measured yet."""
         self._version = -1
         self._divergences: list[float] = []
-        self._was_told = False
 
-    def is_new(self, version: int, divergence: float) -> bool:
-        """True once: the worker acts with `version` for very long, and its divergence has stopped."""
+    def is_seen(self, version: int, divergence: float) -> bool:
+        """True: the worker has acted with `version` for long, and its divergence has stopped."""
         if version != self._version:
             self._version, self._divergences = version, []
         self._divergences.append(divergence)
-        if self._was_told or len(self._divergences) != STALLED_AFTER:
+        if len(self._divergences) < STALLED_AFTER:
             return False
-        third = STALLED_AFTER // 3
-        before, now = np.mean(self._divergences[third : 2 * third]), np.mean(self._divergences[-third:])
-        self._was_told = bool(now < 1.1 * before)
-        return self._was_told
+        third = len(self._divergences) // 3
+        before, now = np.mean(self._divergences[third:-third]), np.mean(self._divergences[-third:])
+        return bool(now < 1.1 * before)
 
 
 def _compared(compare: Callable[[Any, Any], Array], worker: Any, learner: Any) -> Array:
@@ -146,7 +144,8 @@ def _joined_log_probs(probes: Sequence[Probes]) -> Array | None:
 
 def _joined_distribution(probes: Sequence[Probes]) -> Distribution | None:
     found = [part.distribution for part in probes if part.distribution is not None]
-    if len(found) < len(probes) or len({part.kind for part in found}) > 1:
+    forms = {(part.kind, *((name, each.shape[1:]) for name, each in part.arrays().items())) for part in found}
+    if len(found) < len(probes) or len(forms) > 1:
         return None
     return distributions.from_arrays(found[0].kind, _joined_arrays([part.arrays() for part in found]))
 

@@ -30,6 +30,7 @@ class Learner:
         self._code: PolicyCode | None = None
         self._first_version = 0  # of this code: what workers did with another cannot be compared with it
         self._policy: Policy | None = None  # made when it is needed
+        self._has_warned = False
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, and tell workers that are at work."""
@@ -63,7 +64,8 @@ class Learner:
         found = measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
         for (worker, desk, probes), divergence in zip(due, found, strict=True):
             desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
-            if desk.stall.is_new(probes.version, divergence):
+            if desk.stall.is_seen(probes.version, divergence) and not self._has_warned:
+                self._has_warned = True
                 self._warn_of_stall(worker, newest - probes.version, divergence)
         self._head.measure_s += time.perf_counter() - started_s
         self._head.num_measurements += 1

@@ -22,7 +22,14 @@ class Memory:
     def __init__(self, policy: Policy, num_envs: int) -> None:
         """Nothing was seen yet."""
         self.policy = policy
+        self._num_envs = num_envs
         self._initial: dict[str, Array] | None = None
+        self.begin_rollout()
+        self._state: dict[str, Array] | None = self._initial
+
+    def begin_rollout(self) -> None:
+        """What episodes begin with may be learned, and have come with new weights."""
+        policy, num_envs = self.policy, self._num_envs
         if isinstance(policy, Recurrent):
             try:
                 initial = policy.initial_state(num_envs)
@@ -32,7 +39,6 @@ class Memory:
             wrong = {name: rows.shape for name, rows in self._initial.items() if rows.shape[:1] != (num_envs,)}
             if wrong:
                 raise PolicyError(f"initial_state({num_envs}) must give arrays of [{num_envs}, ...]; got {wrong}")
-        self._state = self._initial
 
     def argument(self) -> dict[str, Any]:
         """What the policy's methods are given beside the observations of all envs."""
@@ -46,7 +52,8 @@ class Memory:
         """Take over what act() returned."""
         if self._initial is None:
             return
-        came = {name: np.asarray(rows) for name, rows in (state or {}).items()}
+        dtypes = {name: rows.dtype for name, rows in self._initial.items()}
+        came = {name: np.asarray(rows, dtypes.get(name)) for name, rows in (state or {}).items()}
         expected = {name: rows.shape for name, rows in self._initial.items()}
         if {name: rows.shape for name, rows in came.items()} != expected:
             raise PolicyError(

@@ -190,10 +190,11 @@ class RolloutForm:
 
     @staticmethod
     def _joined_states(parts: Sequence[Collected]) -> dict[str, Array] | None:
-        names = [name for name in parts[0].arrays if name.startswith("state.")]
-        if not names or not all(name in part.arrays for part in parts for name in names):
+        states = [named(part.arrays, "state.") for part in parts]
+        forms = {tuple((name, rows.shape, rows.dtype) for name, rows in state.items()) for state in states}
+        if not states[0] or len(forms) > 1:
             return None
-        return {name.removeprefix("state."): _joined(parts, name) for name in names}
+        return {name: np.concatenate([state[name] for state in states]) for name in states[0]}
 
     def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected]) -> Array:
         """[T + 1, N, ...]"""

@@ -27,7 +27,7 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        if not self.threshold > 0:
+        if not isinstance(self.threshold, int | float) or isinstance(self.threshold, bool) or not self.threshold > 0:
             raise UsageError(f"threshold must be positive; got {self.threshold!r}. To pull always: EveryUpdate()")
         _require_count("max_lag", self.max_lag)
         _require_count("num_probes", self.num_probes)

@@ -18,7 +18,7 @@ class WorkerStats:
     steps_per_s: float  # while it was collecting or stepping: of its last ten answers
     version: int  # of the policy in its last rollout
     lag: int
-    divergence: float | None  # None: not measured
+    divergence: float | None  # as last measured, for the worker to decide by; None: not measured
     num_rollouts: int
     num_pulls: int
     weight_bytes: int
