@@ -9,13 +9,13 @@ FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h'
 NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
 JOBS := $(shell nproc)
 
-.PHONY: demo test check sanitize chaos bench bench-cluster docs clean
+.PHONY: demo test check sanitize chaos bench bench-cluster bench-sync docs clean
 CHAOS_S ?= 600
 CHAOS_SEED ?= 1
 
-# Train an agent on a local pool: live progress, a learning curve and a summary at the end (about a minute).
+# Train LunarLander on two local workers with APS: live display, a picture and a summary at the end (a minute or two).
 demo: $(VENV)/with-demo
-	$(BIN)/python examples/ppo_local.py --require-target
+	$(BIN)/python examples/demo.py --require-target
 
 # All tests: the C++ core's, then Python's, with coverage.
 test: $(VENV)/with-test build/native/plain/passed
@@ -44,6 +44,10 @@ bench: $(VENV)/with-bench
 # RLlib and TorchRL want another Gymnasium than we do: they have an environment of their own.
 bench-cluster: $(VENV)/with-demo $(PEERS)/ready
 	$(BIN)/python benchmarks/cluster.py --peers-python $(PEERS)/bin/python
+
+# The examples under different rules of synchronisation: pulls, returns, bytes.
+bench-sync: $(VENV)/with-demo
+	$(BIN)/python benchmarks/sync.py
 
 docs: $(VENV)/with-docs
 	$(BIN)/pdoc envfleet envfleet.testing -o build/docs

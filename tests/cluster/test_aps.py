@@ -16,7 +16,7 @@ from aps_agents import LossyPolicy, NoiseEnv, SampledPolicy, SeedablePolicy, Sho
 from detach_agents import DiscreteAgent
 
 from envfleet import APS, ClusterEnv, Every, Never, PolicyFailed, PolicySpec, UsageError
-from envfleet.cluster.divergence import STALLED_AFTER, probe_rows
+from envfleet.cluster.divergence import probe_rows
 from envfleet.testing.programs import require_equal
 
 T, N = 8, 3  # steps, envs of each worker
@@ -189,6 +189,34 @@ def test_measurements_are_counted(aps):
         assert now.measure_s > before.measure_s
         assert all(each.divergence is not None and 0 < each.divergence < THRESHOLD for each in now.workers)
         assert "divergence" in now.summary
+
+
+def test_measuring_may_be_rarer():
+    """A jump between two measurements is seen at the next one."""
+    agent, random = fresh(), np.random.default_rng(0)
+    versions, counts = [], []
+    with noisy(APS(threshold=THRESHOLD, measure_every=3)) as cluster:
+        for number in range(1, 12):
+            rollout = cluster.rollout(agent, T)
+            versions.append(rollout.versions.tolist())
+            counts.append(cluster.stats().num_measurements)
+            change(agent, 2.0 if number == 6 else 1e-4, random)
+    # Measured at version 2, because nothing was known, then at 5, 8 (a pull) and 11.
+    assert versions == [[1, 1]] * 7 + [[8, 8]] * 4
+    assert counts == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
+
+
+def test_short_rollouts_are_probed_together(patient):
+    """Two steps of three envs are six rows: the ones before them count, too."""
+    agent, random = fresh(), np.random.default_rng(0)
+    start = acting_as(agent, copied(agent))
+    seen = [patient.rollout(agent, 2).obs for _ in range(4)]
+    change(agent, 0.02, random)
+    patient.rollout(agent, 2)
+    for worker, divergence in enumerate(divergences(patient)):
+        rows = np.concatenate([obs[:, worker * N : (worker + 1) * N].reshape(-1, 3) for obs in seen])[-NUM_PROBES:]
+        p, q = log_softmax(start.logits(rows)), log_softmax(agent.logits(rows))
+        assert divergence == pytest.approx((np.exp(p) * (p - q)).sum(-1).mean(), rel=1e-4, abs=1e-7)
 
 
 def test_a_learner_that_has_come_apart_is_pulled(aps):
@@ -366,24 +394,22 @@ def test_without_probabilities_a_stream_says_so(patient):
     stream.close()
 
 
-# -- a divergence that has stopped --
+# -- a policy that is held back --
 
 
-def test_a_stalled_divergence_is_told_once(caplog):
+def test_a_worker_that_pulls_for_its_age_alone_is_told_of_once(caplog):
     agent = fresh()
     start, random = copied(agent), np.random.default_rng(0)
-    with noisy(APS(threshold=THRESHOLD)) as patient, caplog.at_level(logging.WARNING, "envfleet.cluster"):
+    with noisy(APS(threshold=THRESHOLD, max_lag=6)) as patient, caplog.at_level(logging.WARNING, "envfleet.cluster"):
         patient.rollout(agent, T)
-        for number in range(2 * STALLED_AFTER):
+        for number in range(20):
             agent.weights = {name: weights.copy() for name, weights in start.items()}
-            agent.weights["last"][:, 0] += np.float32(0.05)
             change(agent, 1e-5, random)
-            assert patient.rollout(agent, T).lag == number + 1
-            if number < STALLED_AFTER - 1:
-                assert not caplog.records
+            assert patient.rollout(agent, T).lag == (number + 1) % 7
+            assert bool(caplog.records) == (number >= 6)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 1
-    assert "worker 0" in texts[0] and f"{STALLED_AFTER} versions old" in texts[0]
+    assert "worker 0" in texts[0] and "7 versions old" in texts[0] and "max_lag=6" in texts[0]
     assert "plain PPO" in texts[0] and "decoupled PPO" in texts[0] and "0.05" in texts[0]
 
 

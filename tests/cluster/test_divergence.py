@@ -8,8 +8,9 @@ from aps_agents import NUM_ACTIONS, NUM_INPUTS, GaussianPolicy, ModestPolicy, Sa
 from gymnasium import spaces
 
 from envfleet import UsageError
-from envfleet.cluster.divergence import STALLED_AFTER, Probes, Stall, measured, probe_rows, probes_of
+from envfleet.cluster.divergence import Probes, added, measured, probe_rows, probes_of
 from envfleet.cluster.rollouts import Collected
+from envfleet.contract import distributions
 from envfleet.contract.spaces import SpaceTree
 
 OBS = SpaceTree(spaces.Box(-np.inf, np.inf, (NUM_INPUTS,), np.float32))
@@ -276,47 +277,31 @@ def test_probes_of_a_policy_that_shows_nothing():
     assert (found.log_probs, found.distribution, found.state) == (None, None, None)
 
 
-# -- stalls --
+# -- rows of short rollouts --
 
 
-def told(stall, version, divergences):
-    """At which of them it is first seen."""
-    return next((number for number, each in enumerate(divergences, 1) if stall.is_seen(version, each)), None)
+def held(version, numbers, shown=True):
+    rows = np.array(numbers, np.float32)
+    distribution = distributions.Categorical(np.stack([rows, -rows], 1)) if shown else None
+    return Probes(version, [rows[:, None]], [rows.astype(np.int64)], -rows, distribution, {"h": rows[:, None]})
 
 
-def test_a_divergence_that_has_stopped_is_seen():
-    assert told(Stall(), 1, [0.01] * 200) == STALLED_AFTER
+def numbers_in(probes):
+    rows = probes.obs[0][:, 0].tolist()
+    assert rows == probes.actions[0].tolist() == (-probes.log_probs).tolist() == probes.state["h"][:, 0].tolist()
+    if probes.distribution is not None:
+        assert rows == probes.distribution.logits[:, 0].tolist()
+    return rows
 
 
-def test_one_that_stops_late():
-    assert STALLED_AFTER < told(Stall(), 1, [0.001 * min(number, 24) for number in range(1, 500)]) < 60
+def test_short_rollouts_of_one_policy_are_put_together():
+    probes = None
+    for numbers in ([1, 2], [3, 4], [5, 6]):
+        probes = added(probes, held(7, numbers), 5)
+    assert numbers_in(probes) == [2, 3, 4, 5, 6]
 
 
-def test_one_that_rose_and_stopped():
-    rising = [0.01 * min(number, 4) for number in range(1, STALLED_AFTER + 1)]
-    assert told(Stall(), 1, rising) == STALLED_AFTER
-
-
-def test_one_that_falls_has_stopped():
-    assert told(Stall(), 1, np.linspace(0.1, 0.05, STALLED_AFTER)) == STALLED_AFTER
-
-
-@pytest.mark.parametrize("growth", ["straight", "square root", "square"])
-def test_one_that_grows_is_not_told(growth):
-    numbers = np.arange(1, 200) / 1000
-    power = {"straight": 1.0, "square root": 0.5, "square": 2.0}[growth]
-    assert told(Stall(), 1, numbers**power) is None
-
-
-def test_it_starts_anew_after_a_pull():
-    stall = Stall()
-    for version in range(5):
-        assert told(stall, version, [0.01] * (STALLED_AFTER - 1)) is None
-    assert told(stall, 5, [0.01] * STALLED_AFTER) == STALLED_AFTER
-
-
-def test_what_was_measured_before_a_pull_is_forgotten():
-    """A large divergence before it would make the small ones after it look stopped."""
-    stall = Stall()
-    assert told(stall, 1, [9.0] * (STALLED_AFTER // 2)) is None
-    assert told(stall, 2, np.arange(1, 200) / 1000) is None
+def test_those_of_another_policy_are_not():
+    assert numbers_in(added(held(1, [1, 2]), held(2, [3]), 5)) == [3]
+    assert numbers_in(added(held(1, [1, 2]), held(1, [3], shown=False), 5)) == [3]
+    assert numbers_in(added(held(1, [1, 2]), held(1, [3, 4, 5]), 3)) == [3, 4, 5]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envfleet.cluster.codec import BadMessage
-from envfleet.cluster.divergence import Probes, Stall
+from envfleet.cluster.divergence import Probes
 from envfleet.cluster.membership import Member
 from envfleet.cluster.messages import (
     EnvFailure,
@@ -58,11 +58,10 @@ class Desk:
     num_pulls: int = 0
     version: int = 0
     lag: int = 0
-    probes: Probes | None = None  # of the last rollout that the learner took
+    probes: Probes | None = None  # of the last rollouts that the learner took
     divergence: float | None = None
     measured_version: int = -1  # the worker's own, of that divergence
-    measured_at: int = -1  # the learner's
-    stall: Stall = field(default_factory=Stall)
+    measured_at: int = 0  # the learner's
     weight_bytes: int = 0
     rollout_bytes: int = 0
     announcement_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Divergence: how far each worker's policy is from the learner's, on rows of that worker's own last rollout.
+"""Divergence: how far each worker's policy is from the learner's, on rows of that worker's own last rollouts.
 
 Pure. Exact where the policy shows its distribution; else estimated from the log-probs of the actions it took.
 """
@@ -21,12 +21,10 @@ from envfleet.contract.spaces import SpaceTree
 
 Array = np.ndarray[Any, Any]
 
-STALLED_AFTER = 24  # measurements without a pull
-
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Rows of a worker's last rollout: what it saw, what it did, and how likely that was for its policy."""
+    """Rows that a worker collected with one policy: what it saw, what it did, and how likely that was."""
 
     version: int  # of that policy
     obs: Sequence[Array]  # leaves, each [P, ...]
@@ -54,6 +52,13 @@ def probes_of(
         ),
         state=state or None,
     )
+
+
+def added(held: Probes | None, new: Probes, num_probes: int) -> Probes:
+    """The newest rows of one policy: a short rollout alone would be a poor sample."""
+    if held is None or held.version != new.version or _num_rows(new) >= num_probes or _form(held) != _form(new):
+        return new
+    return _joined([_last(held, num_probes - _num_rows(new)), new])
 
 
 @lru_cache(maxsize=64)
@@ -93,26 +98,6 @@ def measured(policy: Policy, probes: Sequence[Probes], obs: SpaceTree, actions: 
     return [mean if np.isfinite(mean) else np.inf for mean in means]
 
 
-class Stall:
-    """Notices that a worker's divergence no longer grows although the learner goes on publishing."""
-
-    def __init__(self) -> None:
-        """Nothing was measured yet."""
-        self._version = -1
-        self._divergences: list[float] = []
-
-    def is_seen(self, version: int, divergence: float) -> bool:
-        """True: the worker has acted with `version` for long, and its divergence has stopped."""
-        if version != self._version:
-            self._version, self._divergences = version, []
-        self._divergences.append(divergence)
-        if len(self._divergences) < STALLED_AFTER:
-            return False
-        third = len(self._divergences) // 3
-        before, now = np.mean(self._divergences[third:-third]), np.mean(self._divergences[-third:])
-        return bool(now < 1.1 * before)
-
-
 def _compared(compare: Callable[[Any, Any], Array], worker: Any, learner: Any) -> Array:
     """Without NumPy's warnings: numbers that have no end are a divergence like others, and lead to a pull."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -135,6 +120,29 @@ def _joined(probes: Sequence[Probes]) -> Probes:
 
 def _concatenated(leaves: Sequence[Sequence[Array]]) -> list[Array]:
     return [np.concatenate(each) for each in zip(*leaves, strict=True)]
+
+
+def _form(probes: Probes) -> tuple[Any, ...]:
+    shown = {} if probes.distribution is None else probes.distribution.arrays()
+    return (
+        probes.log_probs is None,
+        probes.distribution and probes.distribution.kind,
+        {name: rows.shape[1:] for name, rows in {**shown, **(probes.state or {})}.items()},
+    )
+
+
+def _last(probes: Probes, num_rows: int) -> Probes:
+    shown = probes.distribution
+    return Probes(
+        version=probes.version,
+        obs=[leaf[-num_rows:] for leaf in probes.obs],
+        actions=[leaf[-num_rows:] for leaf in probes.actions],
+        log_probs=None if probes.log_probs is None else probes.log_probs[-num_rows:],
+        distribution=None
+        if shown is None
+        else distributions.from_arrays(shown.kind, {name: rows[-num_rows:] for name, rows in shown.arrays().items()}),
+        state=None if probes.state is None else {name: rows[-num_rows:] for name, rows in probes.state.items()},
+    )
 
 
 def _joined_log_probs(probes: Sequence[Probes]) -> Array | None:

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-from envfleet.cluster.divergence import measured, probes_of
+from envfleet.cluster.divergence import added, measured, probes_of
 from envfleet.cluster.head import Head
 from envfleet.cluster.rollouts import Collected, RolloutForm
 from envfleet.cluster.sync import APS, SyncRule
@@ -50,23 +50,22 @@ class Learner:
 
     def measure(self) -> None:
         """How far each worker's policy is from the version that was published last."""
-        newest = self._head.versions.version
-        due = [
-            (worker, desk, desk.probes)
-            for worker, desk in enumerate(self._head.desks)
-            if desk.probes is not None
-            and self._first_version <= desk.probes.version < newest
-            and desk.measured_at < newest
-        ]
+        if not isinstance(self._sync, APS):
+            return
+        newest, due = self._head.versions.version, []
+        for worker, desk in enumerate(self._head.desks):
+            if desk.probes is None or not self._first_version <= desk.probes.version < newest:
+                continue
+            since = max(desk.probes.version, desk.measured_at)
+            if newest >= since + self._sync.measure_every or (desk.divergence is None and newest > since):
+                due.append((desk, desk.probes))
+            self._warn_if_late(self._sync, worker, newest - desk.probes.version, desk.divergence)
         if not due:
             return
         started_s = time.perf_counter()
-        found = measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
-        for (worker, desk, probes), divergence in zip(due, found, strict=True):
+        found = measured(self._present_policy(), [probes for _, probes in due], self._form.obs, self._form.actions)
+        for (desk, probes), divergence in zip(due, found, strict=True):
             desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
-            if desk.stall.is_seen(probes.version, divergence) and not self._has_warned:
-                self._has_warned = True
-                self._warn_of_stall(worker, newest - probes.version, divergence)
         self._head.measure_s += time.perf_counter() - started_s
         self._head.num_measurements += 1
 
@@ -78,13 +77,15 @@ class Learner:
         obs, actions = self._form.obs.flatten(rollout.obs), self._form.actions.flatten(rollout.actions)
         for position, part in enumerate(parts):
             own = slice(position * num_envs, (position + 1) * num_envs)
-            self._head.desks[part.worker].probes = probes_of(
+            desk = self._head.desks[part.worker]
+            new = probes_of(
                 part,
                 [leaf[:, own] for leaf in obs],
                 [leaf[:, own] for leaf in actions],
                 None if rollout.log_probs is None else rollout.log_probs[:, own],
                 num_probes,
             )
+            desk.probes = added(desk.probes, new, num_probes)
 
     def _present_policy(self) -> Policy:
         """The learner's own policy, which shares its weights with the agent."""
@@ -94,15 +95,18 @@ class Learner:
             self._policy.set_weights(weights_of(self.agent))  # it was built here, and shares nothing
         return self._policy
 
-    def _warn_of_stall(self, worker: int, lag: int, divergence: float) -> None:
-        threshold = self._sync.threshold if isinstance(self._sync, APS) else float("nan")
+    def _warn_if_late(self, sync: APS, worker: int, lag: int, divergence: float | None) -> None:
+        if self._has_warned or lag <= sync.max_lag or divergence is None or divergence > sync.threshold:
+            return
+        self._has_warned = True
         logger.warning(
-            "%s acts with a policy that is %d versions old: its divergence has stopped at %.2g, below the threshold of "
-            "%.2g, though the learner goes on publishing. If that clips against the probabilities of the worker's "
-            "policy, as plain PPO does, it is held near that policy and learns nothing new: clip against its own "
-            "policy at the start of the update (decoupled PPO, see examples/ppo.py), or lower threshold or max_lag",
+            "%s pulls because its policy is %d versions old, more than max_lag=%d; its divergence is only %.2g, below "
+            "the threshold of %.2g. If the learner clips against the probabilities of the worker's policy, as plain "
+            "PPO does, it is held near that policy and learns nothing new: clip against its own policy at the start of "
+            "the update (decoupled PPO, see examples/ppo.py). If it makes many small updates, raise max_lag",
             self._head.roster.name_of(worker),
             lag,
+            sync.max_lag,
             divergence,
-            threshold,
+            sync.threshold,
         )

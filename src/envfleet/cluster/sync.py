@@ -2,7 +2,7 @@
 
 `lag` says how many versions it is behind. `divergence` says how far its policy is from the newest: KL(worker ||
 learner), the mean over observations of its own; None if nobody has measured it. The head measures for rules that want
-probes: it keeps so many rows of a worker's last rollout.
+probes: it keeps so many rows of a worker's last rollouts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
 
     threshold: float = 0.05  # in nats for each action
     max_lag: int = 64
-    num_probes: int = 256  # rows of each worker on which the divergence is measured
+    num_probes: int = 64  # rows of each worker on which the divergence is measured
+    measure_every: int = 1  # versions: more where updates are many and small, and measuring would take its time
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -31,6 +32,7 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
             raise UsageError(f"threshold must be positive; got {self.threshold!r}. To pull always: EveryUpdate()")
         _require_count("max_lag", self.max_lag)
         _require_count("num_probes", self.num_probes)
+        _require_count("measure_every", self.measure_every)
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         """See above."""
