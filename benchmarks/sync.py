@@ -1,6 +1,6 @@
 """How many pulls does APS spare, and what does it cost in return? Trains the examples under different rules.
 
-python benchmarks/sync.py                    everything, about two hours on 2 cores
+python benchmarks/sync.py                    everything, about an hour on 2 cores
 python benchmarks/sync.py cartpole dqn       some of the tasks; what was measured before is kept
 python benchmarks/sync.py --report           only writes the table again
 

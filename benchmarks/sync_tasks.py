@@ -74,7 +74,7 @@ def _run(task: str, rule: str, seed: int, trained: Any) -> Run:
     )
 
 
-# As in FACTS: 24 updates of 2 x 32 envs x 128 steps.
+# 24 updates of 2 x 32 envs x 128 steps.
 CARTPOLE = ppo.Settings(
     num_envs_per_worker=32, total_steps=24 * 64 * 128, num_epochs=6, num_minibatches=8, max_lag=1000
 )

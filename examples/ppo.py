@@ -54,7 +54,7 @@ class Settings:
 
     sync: str = setting("aps", "when workers pull new weights: aps, every_update, every:K (updates) or never")
     threshold: float = setting(0.05, "aps: pull if the policies are further apart than this (KL, mean over states)")
-    max_lag: int = setting(16, "aps: pull if this many versions behind, whatever the divergence")
+    max_lag: int = setting(16, "aps: pull if more versions behind than this, whatever the divergence")
     plain: bool = setting(False, "plain PPO: clip around the policy that acted, even if it is an old one")
     max_weight: float = setting(2.0, "decoupled PPO: no row counts more than this")
 
@@ -176,7 +176,7 @@ class TrainingRun:
     num_steps: int
     num_updates: int
     duration_s: float
-    collect_s: float  # of it: waiting for rollouts
+    collect_s: float  # of it: starting the workers, and waiting for rollouts
     mean_return: float | None  # None: no episode has ended
     episodes: list[tuple[int, float]]  # each finished episode
     curve: list[tuple[int, float]]  # the mean return at each update
@@ -212,6 +212,7 @@ def train(
         seed=settings.seed,
     ) as cluster:
         agent = agent_class(cluster.single_observation_space, cluster.single_action_space, settings.num_hidden)
+        collect_s = time.perf_counter() - started_s
         optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5, fused=True)
 
         while num_steps < settings.total_steps and not target_reached:

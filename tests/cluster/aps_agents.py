@@ -125,11 +125,11 @@ class LossyPolicy(SampledPolicy):
 
 
 class SeedablePolicy(SampledPolicy):
-    """With random numbers of its own."""
+    """With random numbers of its own, the same ones wherever nobody seeds it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._random = np.random.default_rng()
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed=seed)
+        self._random = np.random.default_rng(0)
 
     def seed(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

@@ -15,7 +15,7 @@ import torch  # noqa: TID253 - agents of torch are part of this
 from aps_agents import LossyPolicy, NoiseEnv, SampledPolicy, SeedablePolicy, ShownPolicy, SilentPolicy, log_softmax
 from detach_agents import DiscreteAgent
 
-from envfleet import APS, ClusterEnv, Every, Never, PolicyFailed, PolicySpec, UsageError
+from envfleet import APS, ClusterEnv, ClusterTimeout, Every, EveryUpdate, Never, PolicyFailed, PolicySpec, UsageError
 from envfleet.cluster.divergence import probe_rows
 from envfleet.testing.programs import require_equal
 
@@ -503,6 +503,42 @@ def test_the_same_seed_gives_the_same_rollouts(aps, patient, kind):
     assert (found[0][0]["actions"] != found[2][0]["actions"]).any()
     first, second = found[0][0]["actions"][:, :N], found[0][0]["actions"][:, N:]
     assert (first != second).any(), "workers have random numbers of their own"
+
+
+def test_workers_never_draw_the_same_numbers():
+    """Without a seed, with the same one for all, and for an agent after another."""
+    with noisy(APS(), scales=[0.0] * 2 * N) as cluster:
+        found = [columns(cluster.rollout(fresh(SeedablePolicy), 40))["actions"] for _ in range(2)]
+        cluster.reset(seed=[5] * 2 * N)
+        found.append(columns(cluster.rollout(fresh(SeedablePolicy), 40))["actions"])
+    for actions in found:
+        assert (actions[:, :N] != actions[:, N:]).any()
+
+
+def test_a_rollout_that_was_begun_is_of_its_own_agent(patient):
+    agent = fresh()
+    patient.rollout(agent, T)
+    change(agent, 1e-4, np.random.default_rng(0))
+    assert patient.rollout(agent, T).lag == 1, "a divergence was measured: too small for a pull"
+    for _ in range(8):  # the workers may be anywhere: before, while or after they get code and weights of the first
+        first, second = fresh(), fresh()
+        with pytest.raises(ClusterTimeout):
+            patient.rollout(first, 200, timeout_s=1e-4)
+        version = patient.publish(second)
+        rollout = patient.rollout(second, 20)
+        assert rollout.versions.tolist() == [version, version]
+        check_log_probs(second, rollout, {version: second.weights})
+
+
+def test_an_agent_made_anew_for_each_call_is_told_of_once(caplog):
+    with noisy(EveryUpdate()) as cluster, caplog.at_level(logging.WARNING, "envfleet.cluster"):
+        for _ in range(3):
+            cluster.rollout(fresh(), 2)
+        assert not caplog.records
+        for _ in range(5):
+            cluster.rollout(fresh(), 2)
+    texts = [record.getMessage().partition(",")[0] for record in caplog.records]
+    assert texts == ["the agent is another object with every call"]
 
 
 def test_a_seed_is_the_policys_too():

@@ -223,7 +223,25 @@ def test_a_distribution_of_another_dtype(probed_form, dtype):
         probed_form.check_rollout(0, 0, 0, T, arrays, "gaussian")
 
 
-@pytest.mark.parametrize("prefix", ["state", "probe", "probe_state"])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("probe.log_std", (P,)), ("probe.log_std", (P, 3)), ("probe.mean", (P, 2, 1))]
+)
+def test_parts_of_a_distribution_that_do_not_fit_together(probed_form, name, shape):
+    arrays = rollout_arrays() | policy_arrays() | {name: np.zeros(shape)}
+    with pytest.raises(BadMessage, match=r"two dimensions|must be alike"):
+        probed_form.check_rollout(0, 0, 0, T, arrays, "gaussian")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"h": np.zeros((P, 5, 2), np.float32)}, {"h": np.zeros((P, 2, 5))}, {"other": np.zeros(P)}]
+)
+def test_probed_states_that_are_not_like_the_others(probed_form, wrong):
+    arrays = rollout_arrays() | policy_arrays() | {f"probe_state.{name}": rows for name, rows in wrong.items()}
+    with pytest.raises(BadMessage, match="state of probed rows must be like that of all"):
+        probed_form.check_rollout(0, 0, 0, T, arrays, "gaussian")
+
+
+@pytest.mark.parametrize("prefix", ["state", "probe"])
 def test_too_many_arrays_of_a_policy(probed_form, prefix):
     rows = N if prefix == "state" else P
     arrays = rollout_arrays() | {f"{prefix}.{index}": np.zeros(rows) for index in range(MOST_EXTRAS)}

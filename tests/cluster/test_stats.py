@@ -18,6 +18,7 @@ def worker(**changes):
         "divergence": None,
         "num_rollouts": 4,
         "num_pulls": 2,
+        "code_bytes": 700,
         "weight_bytes": 1500,
         "rollout_bytes": 2_000_000,
         "announcement_bytes": 40,

@@ -3,12 +3,13 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 
 from envfleet import UsageError
 from envfleet.cluster.codec import Decoder, encode
 from envfleet.cluster.messages import FromHead, PoolPlan, Welcome
-from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
+from envfleet.cluster.sync import APS, Every, EveryUpdate, Never, SyncRule
 
 INF = math.inf
 DIVERGENCES = [None, 0.0, 0.1, INF]
@@ -82,4 +83,10 @@ def test_rules_travel_in_the_welcome(rule):
 def test_a_rule_cannot_be_changed():
     with pytest.raises(AttributeError):
         APS().threshold = 1.0
-    assert msgspec.structs.asdict(APS()).keys() == {"threshold", "max_lag", "num_probes"}
+    assert msgspec.structs.asdict(APS()).keys() == {"threshold", "max_lag", "num_probes", "measure_every"}
+
+
+def test_numbers_of_numpy_travel():
+    rule = APS(threshold=np.float64(0.05), max_lag=np.int64(3), num_probes=np.int32(4), measure_every=np.int64(2))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rule), type=SyncRule) == APS(0.05, 3, 4, 2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Every(np.int64(4))), type=SyncRule) == Every(4)

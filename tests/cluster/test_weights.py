@@ -9,6 +9,7 @@ from envfleet.cluster.codec import BadMessage, Decoder
 from envfleet.cluster.messages import FromHead, Weights
 from envfleet.cluster.values_wire import NotPlain, from_plain
 from envfleet.cluster.weights import LEAST_BFLOAT16, Versions, digest, from_bfloat16, to_bfloat16, unpacked
+from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import PolicyCode
 
 CODE = PolicyCode(factory="package.module:Agent", kwargs={"sizes": (1, 2)})
@@ -278,3 +279,16 @@ def test_digests_know_where_an_array_ends():
         {"a": np.array(1.0), "b": two}, {"ab": one, "": two}, {"a": one[:, None], "b": two},
     ]  # fmt: skip
     assert len({digest(each) for each in different}) == len(different)
+
+
+@pytest.mark.parametrize("weight", [np.zeros(2, np.complex64), np.array(["a"]), np.array([None])])
+def test_weights_that_cannot_be_sent_are_refused_at_once(versions, weight):
+    with pytest.raises(UsageError, match=r"cannot be sent: odd \("):
+        versions.publish({"odd": weight})
+
+
+def test_plain_numbers_are_weights_too(versions):
+    versions.set_code(PolicyCode(factory="a:b"))
+    assert versions.publish({"epsilon": 0.1})
+    assert not versions.publish({"epsilon": 0.1})
+    assert versions.publish({"epsilon": 0.2})

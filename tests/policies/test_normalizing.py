@@ -10,7 +10,7 @@ from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
 from numpy.testing import assert_allclose, assert_array_equal
 
 import envfleet
-from envfleet import FunctionPolicy, NormalizedPolicy, RewardScaler
+from envfleet import FunctionPolicy, NormalizedPolicy, PolicySpec, RewardScaler, UsageError
 from envfleet.contract.policy import Policy, Recurrent, Seedable
 from envfleet.policies.adapting import as_policy, build_policy, code_of, is_policy_like
 
@@ -232,3 +232,8 @@ def test_wrong_discounts_are_refused():
             RewardScaler(wrong)
     with pytest.raises(envfleet.UsageError, match="epsilon must be positive; got 0"):
         RewardScaler(0.9, 0)
+
+
+def test_a_policy_by_its_path_has_no_weights_to_share():
+    with pytest.raises(UsageError, match="a factory that returns a NormalizedPolicy"):
+        NormalizedPolicy(PolicySpec("package.module:Agent"), spaces.Box(-1, 1, (3,)))

@@ -126,7 +126,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             timeout_s=pool_timeout_s,
             start_timeout_s=start_timeout_s,
             autoreset=(Autoreset.SAME_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)).value,
-            seed=seed,
+            seed=None if seed is None else seeds_of(seed, 1)[0],
         )
         if on_env_error not in ("raise", "restart"):
             raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
@@ -283,14 +283,15 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def rollout(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> Rollout:
         """`num_steps` steps of all envs, with actions chosen by `agent` on the workers.
 
-        The agent's present weights are published first; workers pull them if the synchronisation rule says so.
+        The agent's present weights are published first; workers pull them if the synchronisation rule says so. Pass
+        the same object each time: another one is another policy, which all workers have to build.
         After ClusterTimeout or EnvFailed nothing is lost: call it again for the same rollout.
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
-        if not (self._collecting.is_begun(num_steps) and agent is self._learner.agent):
+        if not self._collecting.is_begun(agent, num_steps):
             self._learner.publish(agent)
-            self._collecting.begin(num_steps)
+            self._collecting.begin(agent, num_steps)
         return self._collecting.finish(self._timeout_s if timeout_s is None else timeout_s)
 
     def stream(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> RolloutStream:

@@ -27,24 +27,26 @@ class Collecting:
         self._learner = learner
         self._form = form
         self._num_steps = 0
+        self._agent: Any = None
         self._held: Held | None = None
 
-    def is_begun(self, num_steps: int) -> bool:
+    def is_begun(self, agent: Any, num_steps: int) -> bool:
         """Such a rollout was begun and not returned: the caller was told of a failure or of a deadline."""
-        return self._run.is_doing(self) and self._num_steps == num_steps
+        return self._run.is_doing(self) and self._num_steps == num_steps and self._agent is agent
 
     def drop(self) -> None:
         """See Activity."""
         self._num_steps = 0
+        self._agent = None
         self._held = None
 
-    def begin(self, num_steps: int) -> None:
-        """Have all workers collect."""
+    def begin(self, agent: Any, num_steps: int) -> None:
+        """Have all workers collect with this agent, which was published."""
         self._run.begin(None)
         self._run.begin(self)
         self._learner.measure()
         _issue(self._run, range(self._run.num_workers), num_steps)
-        self._num_steps = num_steps  # last: it is begun if nothing was wrong
+        self._agent, self._num_steps = agent, num_steps  # last: it is begun if nothing was wrong
 
     def finish(self, timeout_s: float) -> Rollout:
         """Wait for the rollout that was begun. After an error the same call goes on where it was."""

@@ -62,6 +62,7 @@ class Desk:
     divergence: float | None = None
     measured_version: int = -1  # the worker's own, of that divergence
     measured_at: int = 0  # the learner's
+    code_bytes: int = 0
     weight_bytes: int = 0
     rollout_bytes: int = 0
     announcement_bytes: int = 0
@@ -134,6 +135,7 @@ class Desk:
             divergence=self.divergence,
             num_rollouts=self.num_rollouts,
             num_pulls=self.num_pulls,
+            code_bytes=self.code_bytes,
             weight_bytes=self.weight_bytes,
             rollout_bytes=self.rollout_bytes,
             announcement_bytes=self.announcement_bytes,

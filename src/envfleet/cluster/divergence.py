@@ -78,6 +78,8 @@ def measured(policy: Policy, probes: Sequence[Probes], obs: SpaceTree, actions: 
 
     All workers' rows go through the policy at once: that is what the measurement costs.
     """
+    if len({_form(part) for part in probes}) > 1:  # they cannot be put together
+        return [measured(policy, [part], obs, actions)[0] for part in probes]
     together = _joined(probes)
     state = {} if together.state is None else {"state": together.state}
     seen = obs.unflatten(list(together.obs))
@@ -104,16 +106,21 @@ def _compared(compare: Callable[[Any, Any], Array], worker: Any, learner: Any) -
         return compare(worker, learner)
 
 
-def _joined(probes: Sequence[Probes]) -> Probes:
+def _joined(probes: Sequence[Any]) -> Probes:
+    """Of probes that are alike."""
+    first: Probes = probes[0]
     if len(probes) == 1:
-        return probes[0]
-    first = probes[0]
+        return first
     return Probes(
         version=first.version,
         obs=_concatenated([part.obs for part in probes]),
         actions=_concatenated([part.actions for part in probes]),
-        log_probs=_joined_log_probs(probes),
-        distribution=_joined_distribution(probes),
+        log_probs=None if first.log_probs is None else np.concatenate([part.log_probs for part in probes]),
+        distribution=None
+        if first.distribution is None
+        else distributions.from_arrays(
+            first.distribution.kind, _joined_arrays([part.distribution.arrays() for part in probes])
+        ),
         state=None if first.state is None else _joined_arrays([part.state or {} for part in probes]),
     )
 
@@ -124,11 +131,9 @@ def _concatenated(leaves: Sequence[Sequence[Array]]) -> list[Array]:
 
 def _form(probes: Probes) -> tuple[Any, ...]:
     shown = {} if probes.distribution is None else probes.distribution.arrays()
-    return (
-        probes.log_probs is None,
-        probes.distribution and probes.distribution.kind,
-        {name: rows.shape[1:] for name, rows in {**shown, **(probes.state or {})}.items()},
-    )
+    kind = None if probes.distribution is None else probes.distribution.kind
+    shapes = [(name, rows.shape[1:]) for part in (shown, probes.state or {}) for name, rows in part.items()]
+    return probes.log_probs is None, kind, *shapes
 
 
 def _last(probes: Probes, num_rows: int) -> Probes:
@@ -143,19 +148,6 @@ def _last(probes: Probes, num_rows: int) -> Probes:
         else distributions.from_arrays(shown.kind, {name: rows[-num_rows:] for name, rows in shown.arrays().items()}),
         state=None if probes.state is None else {name: rows[-num_rows:] for name, rows in probes.state.items()},
     )
-
-
-def _joined_log_probs(probes: Sequence[Probes]) -> Array | None:
-    found = [part.log_probs for part in probes if part.log_probs is not None]
-    return np.concatenate(found) if len(found) == len(probes) else None
-
-
-def _joined_distribution(probes: Sequence[Probes]) -> Distribution | None:
-    found = [part.distribution for part in probes if part.distribution is not None]
-    forms = {(part.kind, *((name, each.shape[1:]) for name, each in part.arrays().items())) for part in found}
-    if len(found) < len(probes) or len(forms) > 1:
-        return None
-    return distributions.from_arrays(found[0].kind, _joined_arrays([part.arrays() for part in found]))
 
 
 def _joined_arrays(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -139,7 +139,8 @@ class Head:
     @property
     def has_open_orders(self) -> bool:
         """Some answers are still to come, or to be taken, and somebody waits for them."""
-        return any(desk.answers or desk.ledger.wanted for desk in self.desks)
+        with self._socket.here():
+            return any(desk.answers or desk.ledger.wanted for desk in self.desks)
 
     def cancel_open(self) -> None:
         """Nobody waits for the open orders any more; answers that are there are thrown away."""
@@ -250,7 +251,7 @@ class Head:
     def _pull_code(self, member: Member, desk: Desk, message: PullCode, arrays: Arrays) -> None:
         frames = self.versions.code_frames()
         if frames is not None:
-            desk.weight_bytes += self.roster.send(member, frames)
+            desk.code_bytes += self.roster.send(member, frames)
 
     def _pull_weights(self, member: Member, desk: Desk, message: PullWeights, arrays: Arrays) -> None:
         frames = self.versions.weight_frames()

@@ -17,6 +17,8 @@ from envfleet.policies.by_path import PolicySpec
 
 logger = logging.getLogger("envfleet.cluster")
 
+MANY_AGENTS = 3
+
 
 class Learner:
     """Whatever the caller last called its agent."""
@@ -30,6 +32,7 @@ class Learner:
         self._code: PolicyCode | None = None
         self._first_version = 0  # of this code: what workers did with another cannot be compared with it
         self._policy: Policy | None = None  # made when it is needed
+        self._num_short_lived = 0  # agents of which there was one version only, one after the other
         self._has_warned = False
 
     def publish(self, agent: Any) -> int:
@@ -38,15 +41,24 @@ class Learner:
         if agent is not self.agent:
             code = code_of(agent)
             if code != self._code:
-                head.set_code(code)
-                self._code = code
-                self._first_version = head.versions.version + 1
+                self._set_code(code)
             self.agent, self._policy = agent, None
         # Workers that wait for an order will hear of it with that.
         if head.publish(weights_of(agent)) and head.has_open_orders:
             self.measure()
             head.announce()
         return head.versions.version
+
+    def _set_code(self, code: PolicyCode) -> None:
+        newest = self._head.versions.version
+        self._num_short_lived = self._num_short_lived + 1 if newest and newest == self._first_version else 0
+        if self._num_short_lived == MANY_AGENTS:
+            logger.warning(
+                "the agent is another object with every call, so that each time all workers build it anew and pull all "
+                "weights: make it once, a wrapper such as TorchPolicy(module) too, and pass the same object each time"
+            )
+        self._head.set_code(code)
+        self._code, self._first_version = code, newest + 1
 
     def measure(self) -> None:
         """How far each worker's policy is from the version that was published last."""
@@ -59,13 +71,15 @@ class Learner:
             since = max(desk.probes.version, desk.measured_at)
             if newest >= since + self._sync.measure_every or (desk.divergence is None and newest > since):
                 due.append((desk, desk.probes))
-            self._warn_if_late(self._sync, worker, newest - desk.probes.version, desk.divergence)
+            elif desk.measured_version == desk.probes.version:
+                self._warn_if_late(self._sync, worker, newest - desk.probes.version, desk.divergence)
         if not due:
             return
         started_s = time.perf_counter()
         found = measured(self._present_policy(), [probes for _, probes in due], self._form.obs, self._form.actions)
         for (desk, probes), divergence in zip(due, found, strict=True):
             desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
+            self._warn_if_late(self._sync, self._head.desks.index(desk), newest - probes.version, divergence)
         self._head.measure_s += time.perf_counter() - started_s
         self._head.num_measurements += 1
 

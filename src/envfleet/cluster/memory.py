@@ -25,7 +25,9 @@ class Memory:
         self._num_envs = num_envs
         self._initial: dict[str, Array] | None = None
         self.begin_rollout()
-        self._state: dict[str, Array] | None = self._initial
+        self._state: dict[str, Array] | None = None
+        if self._initial is not None:  # a copy: the policy may change it in place
+            self._state = {name: rows.copy() for name, rows in self._initial.items()}
 
     def begin_rollout(self) -> None:
         """What episodes begin with may be learned, and have come with new weights."""

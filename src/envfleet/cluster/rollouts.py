@@ -118,8 +118,14 @@ class RolloutForm:
                 from_arrays(distribution, shown)
             except UsageError as error:
                 raise BadMessage(str(error)) from error
-            if any(array.dtype not in (np.float32, np.float64) for array in shown.values()):
-                raise BadMessage("a distribution consists of float32 or float64")
+            if any(array.dtype not in (np.float32, np.float64) or array.ndim != 2 for array in shown.values()):
+                raise BadMessage("a distribution consists of float32 or float64, with two dimensions")
+            if "log_std" in shown and shown["log_std"].shape != shown["mean"].shape:
+                raise BadMessage(f"mean {shown['mean'].shape} and log_std {shown['log_std'].shape} must be alike")
+        remembered = {name: (rows.shape[1:], rows.dtype) for name, rows in named(arrays, "state.").items()}
+        probed = {name: (rows.shape[1:], rows.dtype) for name, rows in named(arrays, "probe_state.").items()}
+        if probed and probed != remembered:
+            raise BadMessage(f"the state of probed rows must be like that of all, {remembered}; got {probed}")
 
     def _check_finals(self, shape: tuple[int, int], arrays: Arrays) -> int:
         steps = arrays.get("final_steps")

@@ -7,7 +7,8 @@ probes: it keeps so many rows of a worker's last rollouts.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import operator
+from typing import ClassVar, SupportsIndex
 
 import msgspec
 
@@ -30,9 +31,9 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
         """Refuse what cannot work."""
         if not isinstance(self.threshold, int | float) or isinstance(self.threshold, bool) or not self.threshold > 0:
             raise UsageError(f"threshold must be positive; got {self.threshold!r}. To pull always: EveryUpdate()")
-        _require_count("max_lag", self.max_lag)
-        _require_count("num_probes", self.num_probes)
-        _require_count("measure_every", self.measure_every)
+        msgspec.structs.force_setattr(self, "threshold", float(self.threshold))  # a number of NumPy's cannot travel
+        for name in ("max_lag", "num_probes", "measure_every"):
+            msgspec.structs.force_setattr(self, name, _count(name, getattr(self, name)))
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         """See above."""
@@ -57,7 +58,7 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        _require_count("k", self.k)
+        msgspec.structs.force_setattr(self, "k", _count("k", self.k))
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         """See above."""
@@ -65,7 +66,7 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
 
 
 class Never(msgspec.Struct, frozen=True, tag="never"):
-    """Keep the first weights for good."""
+    """Keep the first weights for good. A worker that is replaced gets the newest: the head keeps no older ones."""
 
     num_probes: ClassVar[int] = 0
 
@@ -77,6 +78,11 @@ class Never(msgspec.Struct, frozen=True, tag="never"):
 SyncRule = APS | EveryUpdate | Every | Never
 
 
-def _require_count(name: str, count: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+def _count(name: str, count: SupportsIndex) -> int:
+    try:
+        number = operator.index(count)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(count, bool):
         raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
+    return number

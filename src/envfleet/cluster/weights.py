@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.codec import BadMessage, encode
+from envfleet.cluster.codec import DTYPES, NAME_OF, BadMessage, encode
 from envfleet.cluster.messages import Code, Weights
 from envfleet.cluster.values_wire import to_plain
+from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import PolicyCode
 
 Array = np.ndarray[Any, Any]
@@ -37,15 +38,19 @@ class Versions:
         self.code_id += 1
         message = Code(code_id=self.code_id, factory=code.factory, kwargs=to_plain(dict(code.kwargs)))
         arrays = {} if code.pickled is None else {"pickled": np.frombuffer(code.pickled, np.uint8)}
-        self._code_frames = encode(message, arrays)
+        self._code_frames, self._weight_frames = encode(message, arrays), []
         self._is_published = False
 
     def publish(self, weights: Mapping[str, Array]) -> bool:
         """New weights, which are copied: the learner goes on changing its own. False: they are what they were."""
-        if self._is_published and _are_equal(self._weights, weights):
+        given = {name: np.asarray(array) for name, array in weights.items()}
+        wrong = [f"{name} ({array.dtype})" for name, array in given.items() if array.dtype not in NAME_OF]
+        if wrong:
+            raise UsageError(f"weights of these dtypes cannot be sent: {', '.join(wrong)}; known: {', '.join(DTYPES)}")
+        if self._is_published and _are_equal(self._weights, given):
             return False
         self.version += 1
-        self._weights = {name: np.array(array, order="C") for name, array in weights.items()}
+        self._weights = {name: np.array(array, order="C") for name, array in given.items()}
         self._weight_frames = []
         self._is_published = True
         return True

@@ -63,7 +63,10 @@ class Worker:
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
         self._held = _HeldPolicy()
-        self._policy_seed = _mixed(welcome.plan.seed, welcome.plan.first_env_id, welcome.epoch)
+        self._first_env_id = welcome.plan.first_env_id
+        seed = welcome.plan.seed
+        self._seeds = np.random.SeedSequence(None if seed is None else (seed, self._first_env_id, welcome.epoch, 1))
+        self._seeded: Policy | None = None
         self._ready = self._introduction()
 
     def run(self) -> NoReturn:
@@ -106,7 +109,9 @@ class Worker:
         elif isinstance(order, Collect):
             link.answer(*self._collect(order))
         elif isinstance(order, Reset):
-            self._policy_seed = _mixed(order.seeds[0])
+            if order.seeds[0] is not None:
+                self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
+                self._seeded = None
             link.answer(*self._pool.reset(order))
         elif isinstance(order, Call):
             values = self._pool.envs.call(order.name, *from_plain(order.args), **from_plain(order.kwargs))
@@ -118,9 +123,10 @@ class Worker:
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
         policy = self._policy_for(order)
-        if self._policy_seed is not None:
-            seed_policy(policy, self._policy_seed)
-            self._policy_seed = None
+        if policy is not self._seeded:
+            # Never the numbers of another worker, of the envs, or of a policy before this one.
+            seed_policy(policy, int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0]))
+            self._seeded = policy
         started_s = time.monotonic()
         failures: list[Exception] = []
         arrays, distribution = self._pool.collector().collect(
@@ -147,10 +153,10 @@ class Worker:
         newest = order if order.version > link.announced.version else link.announced
         # What was measured before the last pull was about another policy than the one held: it is nearer now.
         divergence = newest.divergence if newest.measured_version in (-1, held.version) else 0.0
-        must_build = held.policy is None or held.code_id < order.code_id
-        if must_build:
+        if held.policy is None or held.code_id < order.code_id:
             held.build(*link.pull_code(held.code_id, order.order))
-        if must_build or self._sync.should_pull(newest.version - held.version, divergence):
+        # It has none yet if it was just built, or if the order for which it was built has been cancelled.
+        if not held.has_weights or self._sync.should_pull(newest.version - held.version, divergence):
             weights, arrays = link.pull_weights(held.version, newest.version, order.order)
             while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
                 held.build(*link.pull_code(held.code_id, order.order))
@@ -174,6 +180,10 @@ class _HeldPolicy:
         self.policy: Policy | None = None
         self.code_id = 0
         self.version = -1
+
+    @property
+    def has_weights(self) -> bool:
+        return self.version >= 0
 
     def build(self, message: Any, arrays: Arrays) -> None:
         self.policy, self.version = None, -1
@@ -216,11 +226,6 @@ def _differing(held: Arrays, given: Arrays) -> str:
 
 def _only(weights: Arrays, name: str) -> Arrays:
     return {name: weights[name]} if name in weights else {}
-
-
-def _mixed(seed: int | None, *more: int) -> int | None:
-    """The policy's random numbers are not those of the envs."""
-    return None if seed is None else int(np.random.SeedSequence((seed, *more, 1)).generate_state(1, np.uint64)[0])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -21,6 +21,7 @@ class WorkerStats:
     divergence: float | None  # as last measured, for the worker to decide by; None: not measured
     num_rollouts: int
     num_pulls: int
+    code_bytes: int  # of the policy's code; a pickled module brings its first weights
     weight_bytes: int
     rollout_bytes: int
     announcement_bytes: int  # also the orders to collect: they tell of new versions

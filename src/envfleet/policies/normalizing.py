@@ -15,6 +15,7 @@ from envfleet.contract.policy import Acted, ExposesDistribution, Recurrent, Seed
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 from envfleet.policies.adapting import as_policy
+from envfleet.policies.by_path import PolicySpec
 from envfleet.policies.checks import joined, require_weights, split_weights
 
 Array = np.ndarray[Any, Any]
@@ -57,6 +58,11 @@ class NormalizedPolicy:
             raise UsageError(f"observation_space must be a space of Gymnasium; got {type(observation_space).__name__}")
         if not (clip > 0 and epsilon > 0):
             raise UsageError(f"clip and epsilon must be positive; got clip={clip}, epsilon={epsilon}")
+        if isinstance(agent, PolicySpec):
+            raise UsageError(
+                "NormalizedPolicy shares its weights with its agent, and a PolicySpec has none to share: make one "
+                "PolicySpec of a factory that returns a NormalizedPolicy"
+            )
         self.agent = agent
         self._policy: Any = as_policy(agent)
         self._tree = SpaceTree(observation_space)

@@ -26,7 +26,7 @@ class TorchPolicy:
     `get_value(obs)` is used for values where there is one. Log-probs and values may be None, if the module has none.
     `get_distribution(obs)` makes divergences exact: it returns a torch Categorical, Bernoulli or Normal (Independent
     and tanh-squashed ones, too), or a list of Categoricals. Observations are not copied for the module, so it must not
-    change them in place.
+    change them in place. The module is used in the mode it is in: with BatchNorm or Dropout, call `eval()` on it first.
     """
 
     def __init__(self, module: Any, *, traced: bool = False) -> None:
