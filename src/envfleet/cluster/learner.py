@@ -70,16 +70,16 @@ class Learner:
                 continue
             since = max(desk.probes.version, desk.measured_at)
             if newest >= since + self._sync.measure_every or (desk.divergence is None and newest > since):
-                due.append((desk, desk.probes))
+                due.append((worker, desk, desk.probes))
             elif desk.measured_version == desk.probes.version:
                 self._warn_if_late(self._sync, worker, newest - desk.probes.version, desk.divergence)
         if not due:
             return
         started_s = time.perf_counter()
-        found = measured(self._present_policy(), [probes for _, probes in due], self._form.obs, self._form.actions)
-        for (desk, probes), divergence in zip(due, found, strict=True):
+        found = measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
+        for (worker, desk, probes), divergence in zip(due, found, strict=True):
             desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
-            self._warn_if_late(self._sync, self._head.desks.index(desk), newest - probes.version, divergence)
+            self._warn_if_late(self._sync, worker, newest - probes.version, divergence)
         self._head.measure_s += time.perf_counter() - started_s
         self._head.num_measurements += 1
 
