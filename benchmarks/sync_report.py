@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
+
+PACKAGES = ("envfleet", "gymnasium", "torch", "box2d")
+TARGETS = {"cartpole": 4, "lunarlander": 4, "dqn": 20, "sac": 20, "catch-cnn": 4}  # times fewer pulls, or bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,35 +50,89 @@ class Run:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Every rule of every task, seeds together."""
+    """Every rule of every task, seeds together; and what the targets say of them."""
     lines = [
-        "Median over seeds; pulls and versions are a worker's; fewer: versions for each pull. Bytes: weights and "
-        "announcements of all workers.",
+        f"{os.cpu_count()} shared cores; {', '.join(f'{name} {version(name)}' for name in PACKAGES)}. "
+        "Median over seeds. Pulls are a worker's; `fewer`: than with every_update. Bytes: weights and announcements of "
+        "all workers. Measuring: share of the learner's time.",
         "",
         "| task | rule | seeds | return: median (each) | versions | pulls | fewer | bytes | measuring |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(_row(runs, task, rule) for task in _tasks(runs) for rule in _rules(runs, task)),
+        "",
+        "| target | task | reached | |",
+        "| --- | --- | --- | --- |",
+        *(line for task in _tasks(runs) for line in _targets(runs, task)),
     ]
-    for task in dict.fromkeys(run.task for run in runs):
-        for rule in dict.fromkeys(run.rule for run in runs if run.task == task):
-            lines.append(_row([run for run in runs if run.task == task and run.rule == rule]))
     return "\n".join(lines)
 
 
-def _row(runs: Sequence[Run]) -> str:
-    returns = sorted(run.mean_return for run in runs)
-    pulls, versions = statistics.median(run.pulls for run in runs), statistics.median(run.versions for run in runs)
-    num_bytes = statistics.median(run.weight_bytes + run.announcement_bytes for run in runs)
-    share = statistics.median(run.measure_share for run in runs)
-    each = ", ".join(f"{value:.0f}" for value in returns)
+def _tasks(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(run.task for run in runs))
+
+
+def _rules(runs: Sequence[Run], task: str) -> list[str]:
+    return list(dict.fromkeys(run.rule for run in runs if run.task == task))
+
+
+def _of(runs: Sequence[Run], task: str, rule: str) -> list[Run]:
+    return [run for run in runs if run.task == task and run.rule == rule]
+
+
+def _median(runs: Sequence[Run], number: Callable[[Run], float]) -> float:
+    return statistics.median(number(run) for run in runs)
+
+
+def _pulls(run: Run) -> float:
+    return run.pulls
+
+
+def _return(run: Run) -> float:
+    return run.mean_return
+
+
+def _bytes(run: Run) -> float:
+    return run.weight_bytes + run.announcement_bytes
+
+
+def _row(runs: Sequence[Run], task: str, rule: str) -> str:
+    own, always = _of(runs, task, rule), _of(runs, task, "every_update")
+    each = ", ".join(f"{value:.0f}" for value in sorted(map(_return, own)))
     cells = [
-        f"`{runs[0].task}`",
-        runs[0].rule,
-        str(len(runs)),
-        f"{statistics.median(returns):.0f} ({each})",
-        f"{versions:,.0f}",
-        f"{pulls:,.1f}",
-        f"{versions / pulls:.1f}x",
-        f"{num_bytes / 1e6:,.2f} MB",
-        f"{share:.1%}",
+        f"`{task}`",
+        rule,
+        str(len(own)),
+        f"{_median(own, _return):.0f} ({each})",
+        f"{_median(own, lambda run: run.versions):,.0f}",
+        f"{_median(own, _pulls):,.1f}",
+        f"{_median(always, _pulls) / _median(own, _pulls):.1f}x",
+        f"{_median(own, _bytes) / 1e6:,.2f} MB",
+        f"{_median(own, lambda run: run.measure_share):.1%}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _targets(runs: Sequence[Run], task: str) -> Iterator[str]:
+    if task not in TARGETS:
+        return
+    aps, always = _of(runs, task, "aps"), _of(runs, task, "every_update")
+    fewest = TARGETS[task]
+    number, what = (_bytes, "bytes") if task == "catch-cnn" else (_pulls, "pulls")
+    ratio = _median(always, number) / _median(aps, number)
+    yield _target(f"{fewest}x fewer {what} than every_update", task, ratio >= fewest, f"{ratio:.1f}x")
+    if task != "catch-cnn":
+        lowest, own = min(map(_return, always)), _median(aps, _return)
+        text = f"{own:.0f}; every_update {lowest:.0f} to {max(map(_return, always)):.0f}"
+        yield _target("return within the seeds' spread of every_update", task, own >= lowest, text)
+    for rule in _rules(runs, task):
+        if rule.startswith("every:"):
+            other, own = _median(_of(runs, task, rule), _return), _median(aps, _return)
+            yield _target(
+                f"return at least that of {rule}, with as many pulls", task, own >= other, f"{own:.0f} to {other:.0f}"
+            )
+    share = _median(aps, lambda run: run.measure_share)
+    yield _target("measuring under 3 % of the learner's time", task, share < 0.03, f"{share:.1%}")
+
+
+def _target(what: str, task: str, is_reached: bool, found: str) -> str:
+    return f"| {what} | `{task}` | {'yes' if is_reached else '**no**'} | {found} |"

@@ -44,7 +44,7 @@ class Settings:
     tensorboard: str = setting("", "write TensorBoard logs into this folder; empty: none")
 
     sync: str = setting("aps", "when workers pull new weights: aps, every_update, every:K or never")
-    threshold: float = setting(0.6, "with aps: pull when the worker's policy is further than this from the newest")
+    threshold: float = setting(0.75, "with aps: pull when the worker's policy is further than this from the newest")
     max_lag: int = setting(500, "with aps: pull when the worker is more versions behind than this")
 
     num_rollout_steps: int = setting(4, "steps of each environment between two rounds of gradient steps")
