@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-PACKAGES = ("envfleet", "gymnasium", "torch", "box2d")
+import envfleet
+
+PACKAGES = ("gymnasium", "torch", "box2d")
 TARGETS = {"cartpole": 4, "lunarlander": 4, "dqn": 20, "sac": 20, "catch-cnn": 4}  # times fewer pulls, or bytes
 
 
@@ -52,7 +54,8 @@ class Run:
 def table(runs: Sequence[Run]) -> str:
     """Every rule of every task, seeds together; and what the targets say of them."""
     lines = [
-        f"{os.cpu_count()} shared cores; {', '.join(f'{name} {version(name)}' for name in PACKAGES)}. "
+        f"{os.cpu_count()} shared cores; envfleet {envfleet.__version__}, "
+        f"{', '.join(f'{name} {version(name)}' for name in PACKAGES)}. "
         "Median over seeds. Pulls are a worker's; `fewer`: than with every_update. Bytes: weights and announcements of "
         "all workers. Measuring: share of the learner's time.",
         "",
