@@ -330,7 +330,8 @@ def test_streams_announce_and_workers_pull_when_it_is_due(patient):
         assert num_pulls < 30, "far less than versions"
         num_orders = 60 + new.num_rollouts - old.num_rollouts + 2
         assert new.announcement_bytes - old.announcement_bytes <= 150 * num_orders
-    assert after.workers[0].num_pulls > before.workers[0].num_pulls
+    # A worker that is starved by other programs may have delivered nothing.
+    assert sum(each.num_pulls for each in after.workers) > sum(each.num_pulls for each in before.workers)
 
 
 def test_a_divergence_measured_before_the_last_pull_is_no_reason_for_another(patient):
