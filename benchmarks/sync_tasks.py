@@ -91,8 +91,8 @@ CATCH = ppo.Settings(
 TASKS = {
     "cartpole": Task(_ppo(CARTPOLE), has_period=True),
     "lunarlander": Task(_ppo(dataclasses.replace(demo.DEMO, total_steps=600_000)), has_period=True),
-    "dqn": Task(_off_policy(dqn)),
-    "sac": Task(_off_policy(sac)),
+    "dqn": Task(_off_policy(dqn), has_period=True),
+    "sac": Task(_off_policy(sac), has_period=True),
     "catch-cnn": Task(_ppo(CATCH, env=make_catch, agent_class=CatchAgent), num_seeds=2),
     "table-decoupled": Task(_ppo(CARTPOLE), ("every_update", *PERIODS, *THRESHOLDS), num_seeds=3),
     "table-plain": Task(

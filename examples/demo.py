@@ -33,8 +33,6 @@ class DemoSettings(Settings):
     output_dir: str = setting("runs/demo", "where the picture and the summary go")
 
 
-# 128 gradient steps for each rollout. The one full run with 48 (6 epochs of 8 minibatches, a pull at every update) was
-# at 136 after 1 M steps; whether it was that which made the difference has not been measured with more seeds.
 DEMO = DemoSettings(
     env_id="LunarLander-v3",
     num_envs_per_worker=32,

@@ -69,7 +69,6 @@ def test_an_unknown_rule_is_refused(ppo):
 
 
 def test_the_command_says_how_it_ended(tmp_path):
-    pytest.importorskip("tensorboard")
     done = run("ppo.py", "--target", "500", "--require-target", "--tensorboard", str(tmp_path))
     assert done.returncode == 1, done.stderr
     assert "target of 500 not reached" in done.stdout

@@ -58,7 +58,6 @@ def test_the_first_weights_are_kept_where_the_rule_says_so(example, sync, num_pu
 
 
 def test_impala_from_the_command_line(tmp_path):
-    pytest.importorskip("tensorboard")
     command = [sys.executable, EXAMPLES / "impala.py", "--total-steps", "400", "--num-rollout-steps", "16"]
     command += ["--num-envs-per-worker", "2", "--env-id", "Acrobot-v1", "--tensorboard", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

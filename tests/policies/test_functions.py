@@ -118,32 +118,3 @@ def test_a_distribution_comes_from_its_function():
         FunctionPolicy(_zeros, distribution=lambda obs: obs).distribution(OBS)
     with pytest.raises(envfleet.UsageError, match="distribution must be a function; got int"):
         FunctionPolicy(_zeros, distribution=3)
-
-
-def test_a_policy_in_jax():
-    jax = pytest.importorskip("jax")
-    from gymnasium import spaces
-
-    from envfleet.testing.policy_conformance import check_policy
-
-    def logits(weights, obs):
-        return jax.numpy.asarray(obs) @ weights["w"]
-
-    def act(weights, obs):
-        actions = jax.random.categorical(jax.random.key(np.random.randint(2**31)), logits(weights, obs))
-        return actions, log_prob(weights, obs, actions)
-
-    def log_prob(weights, obs, actions):
-        rows = jax.numpy.arange(len(obs))
-        return jax.nn.log_softmax(logits(weights, obs))[rows, jax.numpy.asarray(actions)]
-
-    policy = FunctionPolicy(
-        act,
-        log_prob,
-        {"w": jax.random.normal(jax.random.key(0), (2, 3))},
-        lambda weights, obs: logits(weights, obs).sum(1),
-        distribution=lambda weights, obs: envfleet.Categorical(logits(weights, obs)),
-    )
-    assert isinstance(policy.act(OBS).actions, np.ndarray)
-    assert isinstance(policy.distribution(OBS).logits, np.ndarray)
-    check_policy(policy, spaces.Box(-1, 1, (2,)), spaces.Discrete(3))

@@ -28,7 +28,7 @@ class Learner:
         self._head = head
         self._form = form
         self._sync = sync
-        self.agent: Any = None
+        self._agent: Any = None
         self._code: PolicyCode | None = None
         self._first_version = 0  # of this code: what workers did with another cannot be compared with it
         self._policy: Policy | None = None  # made when it is needed
@@ -38,11 +38,11 @@ class Learner:
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, and tell workers that are at work."""
         head = self._head
-        if agent is not self.agent:
+        if agent is not self._agent:
             code = code_of(agent)
             if code != self._code:
                 self._set_code(code)
-            self.agent, self._policy = agent, None
+            self._agent, self._policy = agent, None
         # Workers that wait for an order will hear of it with that.
         if head.publish(weights_of(agent)) and head.has_open_orders:
             self.measure()
@@ -104,9 +104,9 @@ class Learner:
     def _present_policy(self) -> Policy:
         """The learner's own policy, which shares its weights with the agent."""
         if self._policy is None:
-            self._policy = as_policy(self.agent)
-        elif isinstance(self.agent, PolicySpec) and self.agent.weights is not None:
-            self._policy.set_weights(weights_of(self.agent))  # it was built here, and shares nothing
+            self._policy = as_policy(self._agent)
+        elif isinstance(self._agent, PolicySpec) and self._agent.weights is not None:
+            self._policy.set_weights(weights_of(self._agent))  # it was built here, and shares nothing
         return self._policy
 
     def _warn_if_late(self, sync: APS, worker: int, lag: int, divergence: float | None) -> None:
