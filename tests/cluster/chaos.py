@@ -145,6 +145,8 @@ class WireBetween:
     """A launcher: local workers, and the proxy that they take for the head."""
 
     is_on_this_host = True
+    head_address = None
+    queue_timeout_s = None
 
     def __init__(self, folder, seed):
         self.address = f"ipc://{folder}/wire"  # the folder is ours alone: workers look at that

@@ -129,6 +129,9 @@ class ByHand:
     """A launcher whose workers are HandWorkers: `then(address)` is called when it is to start them."""
 
     is_on_this_host = True
+    head_address = None
+    queue_timeout_s = None
+    revives = False
 
     def __init__(self, then):
         self._then = then

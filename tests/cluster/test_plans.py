@@ -184,7 +184,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(wrong, monkeypatch):
     def start(*_args, **_kwargs):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("envfleet.launchers.local.LocalJob._start", start)
+    monkeypatch.setattr("envfleet.launchers.processes.Processes._start", start)
     changes, message = WRONG_ARGUMENTS[wrong]
     arguments = {"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 1, **changes}
     with pytest.raises(UsageError, match=message):

@@ -164,7 +164,7 @@ def test_keys_are_not_on_the_command_line(tcp):
     assert len(keys) == 3  # the head's secret is not among them
     commands = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in envs.stats().workers]
     assert not any(key in command for key in keys for command in commands)
-    logs = "".join(run._job.log(each) for each in range(2))
+    logs = "".join(run._keeper.log(each) for each in range(2))
     assert not any(key.decode() in logs for key in keys)
     assert stat.S_IMODE(os.stat(f"/proc/{worker}/environ").st_mode) == 0o400
     assert KEYS_VARIABLE not in os.environ

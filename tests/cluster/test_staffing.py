@@ -2,7 +2,7 @@
 
 import pytest
 
-from envfleet.cluster.staffing import FIRST_BACKOFF_S, MOST_BACKOFF_S, Staffing, Stage
+from envfleet.cluster.staffing import FIRST_BACKOFF_S, MOST_BACKOFF_S, TRY_AGAIN_S, Staffing, Stage
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_lost_one_is_started_again_after_its_back_off(staffing):
     assert staffing.lost(0, "killed", 10.0) is Stage.LOST
     assert staffing.posts[0].problem == "killed"
     assert staffing.take_due(10.0) == []
-    assert staffing.take_due(10.0 + FIRST_BACKOFF_S) == [0]
+    assert staffing.take_due(10.0 + FIRST_BACKOFF_S) == [(0, False)]
     assert staffing.take_due(99.0) == []  # it counts as started
     assert (staffing.posts[0].stage, staffing.posts[0].num_restarts) == (Stage.STARTING, 1)
     assert staffing.late(70.0) == [1]  # the other: its own time begins anew
@@ -67,7 +67,7 @@ def test_one_that_gets_nothing_done_is_given_up(staffing):
     for _ in range(3):
         staffing.joined(0)
         assert staffing.lost(0, "killed", 0.0) is Stage.LOST
-        assert staffing.take_due(100.0) == [0]
+        assert staffing.take_due(100.0) == [(0, False)]
     assert staffing.lost(0, "killed", 0.0) is Stage.GIVEN_UP
     assert staffing.take_due(1e9) == []
     assert 0 not in staffing.late(1e9)
@@ -98,4 +98,61 @@ def test_workers_do_not_share_a_fate(staffing):
     staffing.joined(1)
     staffing.lost(1, "killed", 0.0)
     assert [post.stage for post in staffing.posts] == [Stage.PRESENT, Stage.LOST]
-    assert staffing.take_due(1.0) == [1]
+    assert staffing.take_due(1.0) == [(1, False)]
+
+
+def test_whether_one_is_late_is_said_once(staffing):
+    staffing.lost(0, "it has not joined", 70.0)
+    staffing.posts[0].is_late = True
+    assert staffing.take_due(80.0) == [(0, True)]
+    staffing.joined(0)
+    staffing.lost(0, "killed", 90.0)
+    assert staffing.take_due(99.0) == [(0, False)]
+
+
+def test_one_that_the_engine_refuses_is_given_up_unless_it_is_there(staffing):
+    staffing.joined(0)
+    assert not staffing.refused(0, "no such image")
+    assert staffing.posts[0].stage is Stage.PRESENT
+    assert staffing.refused(1, "no such image")
+    assert (staffing.posts[1].stage, staffing.posts[1].problem) == (Stage.GIVEN_UP, "no such image")
+    assert not staffing.refused(1, "no such image")  # told once
+    staffing.joined(1)
+    assert staffing.posts[1].stage is Stage.PRESENT
+
+
+def test_an_engine_that_could_not_start_one_is_asked_again(staffing):
+    staffing.joined(0)
+    staffing.lost(0, "killed", 10.0)
+    assert staffing.take_due(11.0) == [(0, False)]
+    staffing.not_started(0, "the controller does not answer", 11.0)
+    assert (staffing.posts[0].num_failures, staffing.posts[0].problem) == (1, "the controller does not answer")
+    assert staffing.take_due(11.0 + TRY_AGAIN_S - 0.1) == []
+    assert staffing.take_due(11.0 + TRY_AGAIN_S) == [(0, False)]
+
+
+def test_processes_that_the_engine_replaces_before_they_join_are_failures(staffing):
+    assert not staffing.revived(0, 3, "its pod failed")
+    assert staffing.posts[0].num_failures == 3
+    assert not staffing.revived(0, 3, "its pod failed")
+    assert staffing.posts[0].num_failures == 3
+    assert staffing.revived(0, 4, "its pod failed again")
+    assert (staffing.posts[0].stage, staffing.posts[0].problem) == (Stage.GIVEN_UP, "its pod failed again")
+
+
+def test_one_that_had_joined_is_counted_when_its_connection_is_lost(staffing):
+    staffing.joined(0)
+    assert not staffing.revived(0, 1, "its pod failed")
+    assert staffing.posts[0].num_failures == 0
+    staffing.lost(0, "its connection is closed", 1.0)
+    assert staffing.posts[0].num_failures == 1
+
+
+def test_more_posts_and_fewer(staffing):
+    staffing.joined(0)
+    staffing.resize(3, 100.0)
+    assert [post.stage for post in staffing.posts] == [Stage.PRESENT, Stage.STARTING, Stage.STARTING]
+    assert staffing.late(110.0) == [1]  # the new one's time has just begun
+    staffing.resize(1, 100.0)
+    staffing.resize(2, 120.0)
+    assert staffing.late(130.0) == []

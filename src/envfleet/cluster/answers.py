@@ -22,6 +22,11 @@ class Held:
         self._errors = deque(errors)
 
     @property
+    def workers(self) -> list[int]:
+        """Whose answers these are."""
+        return [each.member.worker for each in self._answers]
+
+    @property
     def is_incomplete(self) -> bool:
         """There is an answer without a result: nothing can be returned."""
         return any(isinstance(each.result, OrderFailed) for each in self._answers)

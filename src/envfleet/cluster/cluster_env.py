@@ -72,6 +72,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         timeout_s: float = 300.0,
         pool_timeout_s: float = 60.0,
         start_timeout_s: float = 300.0,
+        min_workers: int | None = None,
         join_timeout_s: float = 60.0,
         max_worker_restarts: int = 10,
         heartbeat_s: float = 1.0,
@@ -104,11 +105,15 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             compression: "zstd" packs images (extra `envfleet[zstd]`).
             weights_dtype: "bfloat16": weights travel with half their bits, and the workers act with those.
             address: Where the head listens: `ipc` (the default if all workers run on this machine) or
-                "tcp://host:port", always encrypted; port 0 takes a free one.
+                "tcp://host:port", always encrypted; port 0 takes a free one. None, with workers on other machines: at
+                the address of this machine that is on the way to them.
             head_address: Where workers find the head, if that is another address.
             timeout_s: The longest wait for workers before ClusterTimeout.
             pool_timeout_s: The longest wait of a worker for its pool.
             start_timeout_s: The longest wait for all workers to be ready, and of a worker for its pool to be built.
+                Time in the queue of Slurm or Kubernetes does not count: the launcher's `queue_timeout_s` is for that.
+            min_workers: Do not wait for more than so many: `stream` begins with them, and others join as they come.
+                None: wait for all.
             join_timeout_s: A worker that runs but has not joined after so long is started again.
             max_worker_restarts: A worker is given up after so many losses without an accepted answer between them.
             heartbeat_s: Workers say so often that they are there.
@@ -133,16 +138,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.num_workers = whole_number("num_workers", num_workers)
         self.num_envs_per_worker = template.num_envs
         self.num_envs = self.num_workers * self.num_envs_per_worker
-        self.batch_size = self._batch_size_of(batch_size)
+        self._given_batch_size = batch_size
+        self.batch_size = self._batch_size_of(batch_size, self.num_envs)
         self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
         self._credit = whole_number("credit", credit)
         self._timeout_s = _positive("timeout_s", timeout_s)
+        self._start_timeout_s = start_timeout_s
         seeds_of(seed, self.num_envs)
         self._first_seed = seed
-        plans = pool_plans(template, env, env_kwargs, self.num_workers)
+        if min_workers is not None and not 1 <= whole_number("min_workers", min_workers) <= self.num_workers:
+            raise UsageError(f"min_workers must be between 1 and num_workers={self.num_workers}; got {min_workers}")
+        self._template, self._env, self._env_kwargs = template, env, env_kwargs
+        self._attributes: dict[str, Any] = {}  # that set_attr() has set to one value for all envs
+        plans, pickles = self._plans_for(self.num_workers)
         config = RunConfig(
             plans=plans,
-            env_pickles=env_pickles(env, plans, env_kwargs),
+            env_pickles=pickles,
             sync=EveryUpdate() if sync is None else sync,
             max_worker_restarts=max_worker_restarts,
             join_timeout_s=join_timeout_s,
@@ -159,7 +170,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._run = Run(config, Local() if launcher is None else launcher)
         self._finalizer = weakref.finalize(self, self._run.close_when_collected)
         try:
-            form = self._run.wait_until_ready(start_timeout_s)
+            form = self._run.wait_until_ready(start_timeout_s, min_workers)
         except BaseException:
             self._finalizer()
             raise
@@ -173,8 +184,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.spec = spec_of(env)
         self.single_observation_space = form.obs.space
         self.single_action_space = form.actions.space
-        self.observation_space = batch_space(form.obs.space, self.num_envs)
-        self.action_space = batch_space(form.actions.space, self.num_envs)
+        self._set_spaces()
 
     # -- Gymnasium's vector API --
 
@@ -225,7 +235,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each env: a list or tuple has a value for each, anything else is for all."""
-        if not isinstance(values, list | tuple):
+        is_for_all = not isinstance(values, list | tuple)
+        if is_for_all:
             values = [values] * self.num_envs
         if len(values) != self.num_envs:
             raise UsageError(f"set_attr() needs a value for each of num_envs={self.num_envs} envs; got {len(values)}")
@@ -238,6 +249,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         )
         for worker, desk in enumerate(self._head.desks):
             desk.attributes[name] = plain[worker]
+        self._attributes.pop(name, None)
+        if is_for_all:
+            self._attributes[name] = plain[0]
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers; called by close()."""
@@ -311,6 +325,27 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._require_open()
         return self._learner.publish(agent)
 
+    def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:
+        """More workers, or fewer: the last ones go. `num_envs`, `batch_size` and the spaces follow.
+
+        While a stream runs it goes on: new workers join it when they are there, and rollouts of those that go, if they
+        were not taken, are dropped. At other times this waits until new workers are ready, as the constructor does,
+        `timeout_s` at most (None: `start_timeout_s`); before the next step() all envs must be reset.
+        """
+        self._require_open()
+        num_workers = whole_number("num_workers", num_workers)
+        if self._stepping.has_results_to_come or self._collecting.is_under_way:
+            raise EnvBusy("workers have results to come: receive them, or finish the rollout, before you scale")
+        num_envs = num_workers * self.num_envs_per_worker
+        batch_size = self._batch_size_of(self._given_batch_size, num_envs)
+        seeds_of(self._first_seed, num_envs)
+        self._run.resize(*self._plans_for(num_workers), self._attributes)
+        self.num_workers, self.num_envs, self.batch_size = num_workers, num_envs, batch_size
+        self._stepping.drop()
+        self._set_spaces()
+        if not self._run.is_busy:
+            self._run.wait_until_ready(self._start_timeout_s if timeout_s is None else timeout_s)
+
     def stats(self) -> RunStats:
         """Counters for each worker; printed, they are one line."""
         self._require_open()
@@ -328,14 +363,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     # -- inside --
 
-    def _batch_size_of(self, given: int | None) -> int:
-        size = self.num_envs if given is None else whole_number("batch_size", given)
-        if size > self.num_envs or size % self.num_envs_per_worker:
+    def _plans_for(self, num_workers: int) -> tuple[tuple[PoolPlan, ...], tuple[bytes | None, ...]]:
+        plans = pool_plans(self._template, self._env, self._env_kwargs, num_workers)
+        return plans, env_pickles(self._env, plans, self._env_kwargs)
+
+    def _batch_size_of(self, given: int | None, num_envs: int) -> int:
+        size = num_envs if given is None else whole_number("batch_size", given)
+        if size > num_envs or size % self.num_envs_per_worker:
             raise UsageError(
                 f"batch_size must be a multiple of num_envs_per_worker={self.num_envs_per_worker}, at most "
-                f"{self.num_envs}; got {given}"
+                f"{num_envs}; got {given}"
             )
         return size
+
+    def _set_spaces(self) -> None:
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def _send_reset(self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None) -> None:
         self._require_open()

@@ -34,11 +34,19 @@ class Collecting:
         """Such a rollout was begun and not returned: the caller was told of a failure or of a deadline."""
         return self._run.is_doing(self) and self._num_steps == num_steps and self._agent is agent
 
+    @property
+    def is_under_way(self) -> bool:
+        """A rollout was begun and not returned."""
+        return self._run.is_doing(self) and self._num_steps > 0
+
     def drop(self) -> None:
         """See Activity."""
         self._num_steps = 0
         self._agent = None
         self._held = None
+
+    def resized(self, num_workers_before: int) -> None:
+        """See Activity. Nothing is resized while a rollout is under way."""
 
     def begin(self, agent: Any, num_steps: int) -> None:
         """Have all workers collect with this agent, which was published."""
@@ -101,12 +109,16 @@ class RolloutStream(Iterator[Rollout]):
         self._form = form
         self._learner = learner
         self._num_steps = num_steps
+        self._credit = credit
         self._timeout_s = timeout_s
         self._held: Held | None = None
         run.begin(self)
         learner.measure()
-        for _ in range(credit):
-            _issue(run, range(run.num_workers), num_steps)
+        self._begin_with(range(run.num_workers))
+
+    def _begin_with(self, workers: Iterable[int]) -> None:
+        for _ in range(self._credit):
+            _issue(self._run, workers, self._num_steps)
 
     def __iter__(self) -> RolloutStream:
         """Itself."""
@@ -134,6 +146,12 @@ class RolloutStream(Iterator[Rollout]):
     def drop(self) -> None:
         """See Activity."""
         self._held = None
+
+    def resized(self, num_workers_before: int) -> None:
+        """See Activity. New workers collect as soon as they have joined."""
+        if self._held is not None and self._held.workers[0] >= self._run.num_workers:
+            self._held = None
+        self._begin_with(range(num_workers_before, self._run.num_workers))
 
     def close(self) -> None:
         """End the stream; rollouts that were not taken are dropped."""

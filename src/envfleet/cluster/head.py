@@ -161,10 +161,31 @@ class Head:
         with self._socket.aside():
             self.roster.still_pending(worker, _now_s())
 
-    def take_due(self) -> list[int]:
-        """Workers to be started now, also those that did not join in time."""
+    def refused(self, worker: int, why: str) -> None:
+        """The launcher says that its engine will not run a worker."""
+        with self._socket.aside():
+            self.roster.refused(worker, why)
+
+    def revived(self, worker: int, num_revivals: int, problem: str) -> None:
+        """The launcher says that its engine has replaced so many processes of a worker, in all."""
+        with self._socket.aside():
+            self.roster.revived(worker, num_revivals, problem)
+
+    def take_due(self) -> list[tuple[int, bool]]:
+        """Workers to be started now; True: it runs, but did not join in time."""
         with self._socket.aside():
             return self.roster.take_due(_now_s())
+
+    def not_started(self, worker: int, why: str) -> None:
+        """The launcher could not start a worker just now."""
+        with self._socket.aside():
+            self.roster.not_started(worker, why, _now_s())
+
+    def resize(self, config: HeadConfig, attributes: Mapping[str, Any]) -> None:
+        """More workers, or fewer, from now on. `attributes` of all envs are set in those of new workers, too."""
+        with self._socket.here():
+            for desk in self.roster.resize(config, _now_s()):
+                desk.attributes.update(attributes)
 
     def stats(self) -> RunStats:
         """The counters at this moment."""

@@ -6,21 +6,29 @@ import logging
 import threading
 
 from envfleet.cluster.head import Head
-from envfleet.launchers.launcher import Job, WorkerState
+from envfleet.contract.errors import EnvFleetError
+from envfleet.launchers.launcher import Job, WorkerState, WorkerStatus
 
 logger = logging.getLogger("envfleet.cluster")
 
 LOOK_S = 0.1
+LONGEST_CALL_S = 10.0  # of the launcher's engine; then nobody waits for it any more
 
 
 class Keeper:
-    """Between head and launcher, which do not know each other. The launcher may be slow; nobody waits for it here."""
+    """Between head and launcher, which do not know each other. The launcher may be slow; the head never waits for it.
+
+    Whoever else wants something of the job asks here: one at a time.
+    """
 
     def __init__(self, head: Head, job: Job, num_workers: int) -> None:
         """Begin."""
         self._head = head
         self._job = job
+        self._lock = threading.Lock()  # guards the job
         self._num_workers = num_workers
+        self._statuses: dict[int, WorkerStatus] = {}
+        self._last_failure = ""
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envfleet-keeper", daemon=True)
         self._thread.start()
@@ -33,22 +41,71 @@ class Keeper:
     def close(self) -> None:
         """No worker is started any more."""
         self._is_closing.set()
-        self._thread.join(10.0)
+        self._thread.join(LONGEST_CALL_S)
+
+    def cancel(self, grace_s: float) -> None:
+        """End all workers."""
+        is_ours = self._lock.acquire(timeout=LONGEST_CALL_S)
+        try:
+            self._job.cancel(grace_s)
+        finally:
+            if is_ours:
+                self._lock.release()
+
+    def status(self, worker: int) -> WorkerStatus:
+        """What the launcher said last."""
+        return self._statuses.get(worker, WorkerStatus(WorkerState.PENDING, "the launcher was not asked yet"))
+
+    def log(self, worker: int) -> str:
+        """The end of what a worker has printed."""
+        with self._lock:
+            return self._job.log(worker)
+
+    def log_place(self, worker: int) -> str:
+        """Where all of it is."""
+        with self._lock:
+            return self._job.log_place(worker)
+
+    def resize(self, num_workers: int) -> None:
+        """Have workers started up to this number, or ended from there on."""
+        with self._lock:
+            self._job.resize(num_workers)
+            self._num_workers = num_workers
+            for worker in [worker for worker in self._statuses if worker >= num_workers]:
+                del self._statuses[worker]
 
     def _run(self) -> None:
         while not self._is_closing.wait(LOOK_S):
             try:
-                self._look()
-            except Exception:  # the engine may fail for a while; it is asked again
-                logger.exception("the launcher failed")
+                with self._lock:
+                    self._look()
+                self._last_failure = ""
+            except Exception as error:  # the engine may fail for a while; it is asked again
+                if repr(error) != self._last_failure:  # and not every tenth of a second of the same
+                    logger.exception("the launcher failed")
+                self._last_failure = repr(error)
 
     def _look(self) -> None:
         for worker in range(self._num_workers):
-            status = self._job.status(worker)
+            before = self._statuses.get(worker)
+            status = self._statuses[worker] = self._job.status(worker)
+            if before is not None and status.num_failures > before.num_failures:
+                self._head.revived(worker, status.num_failures, status.detail)
             if status.state is WorkerState.ENDED:
                 self._head.ended(worker, status.detail)
             elif status.state is WorkerState.PENDING:
                 self._head.still_pending(worker)
-        for worker in self._head.take_due():
-            if not self._is_closing.is_set():
-                self._job.restart(worker)
+            elif status.state is WorkerState.REFUSED:
+                self._head.refused(worker, status.detail)
+        for worker, is_late in self._head.take_due():
+            if worker < self._num_workers and not self._is_closing.is_set():
+                self._start_again(worker, is_late)
+
+    def _start_again(self, worker: int, is_late: bool) -> None:
+        is_alive = self._statuses[worker].state in (WorkerState.PENDING, WorkerState.RUNNING)
+        if self._job.revives and is_alive and not is_late:
+            return  # the engine is at it
+        try:
+            self._job.restart(worker)
+        except EnvFleetError as error:
+            self._head.not_started(worker, str(error))

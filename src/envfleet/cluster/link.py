@@ -39,6 +39,7 @@ from envfleet.cluster.orders import Outbox
 from envfleet.cluster.watchdog import Watchdog
 from envfleet.cluster.wire import has_message, open_dealer, recv_frames, send_frames
 from envfleet.contract.errors import ClusterError
+from envfleet.contract.exits import WorkerExit
 
 logger = logging.getLogger("envfleet.worker")
 
@@ -48,6 +49,7 @@ Arrays = Mapping[str, Array]
 JOIN_S = 60.0  # for an answer to Join
 PULL_S = 60.0  # for an answer to a pull
 ASK_AGAIN_S = 1.0
+FINISH_S = 10.0  # for the head to accept the last answers of a worker that leaves
 HEAD_SILENT_S = 600.0  # heartbeats that are not answered for so long, though the connection is open: the head is gone
 
 
@@ -56,7 +58,12 @@ class Cancelled(Exception):
 
 
 class Leave(Exception):
-    """The worker is to end now; the text says why."""
+    """The worker is to end now; the text says why, the code tells whoever started it."""
+
+    def __init__(self, why: str, code: WorkerExit = WorkerExit.DONE) -> None:
+        """Because of what, and with which exit code."""
+        super().__init__(why)
+        self.code = code
 
 
 class Link:
@@ -85,7 +92,8 @@ class Link:
         self._compression: str | None = None
         self.announced = Announce(version=0, divergence=None, measured_version=-1)  # the newest
         self.cancelled_through = 0
-        self.leave_because: str | None = None  # set by a signal handler
+        self.leave_because: str | None = None  # set by a signal handler or another thread: at once
+        self.finish_because: str | None = None  # set by a signal handler: when the present order is done
         self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=socket.gethostname(), pid=os.getpid()))
 
     def join(self) -> tuple[Welcome, Arrays]:
@@ -107,9 +115,16 @@ class Link:
 
     def next_order(self) -> tuple[Order, Arrays]:
         """Wait for the next order; raises Leave when there will be none."""
-        while not self._orders:
+        finish_s: float | None = None
+        while True:
+            if self.finish_because is None:
+                if self._orders:
+                    return self._orders.popleft()
+            else:  # orders that are not begun are for the next process of this worker
+                finish_s = finish_s or time.monotonic() + FINISH_S
+                if not self._outbox.unaccepted or time.monotonic() > finish_s:
+                    raise Leave(self.finish_because, WorkerExit.OUT_OF_TIME)
             self._receive(waits=True)
-        return self._orders.popleft()
 
     def look(self) -> None:
         """Between two steps: say that we are alive, and see whether something came. Costs nothing most times."""
@@ -190,9 +205,9 @@ class Link:
         except zmq.Again:
             pass
         if self._watchdog.head_is_gone:
-            raise Leave("the head is gone")
+            raise Leave("the head is gone", WorkerExit.HEAD_GONE)
         if self.leave_because is not None:
-            raise Leave(self.leave_because)
+            raise Leave(self.leave_because, WorkerExit.TOLD_TO_LEAVE)
         self._do_what_is_due(time.monotonic())
 
     def _take(self, message: Any, arrays: Arrays) -> None:
@@ -228,7 +243,7 @@ class Link:
         if self._welcome is None or now_s < self._next_beat_s:
             return
         if self._num_unanswered * self._heartbeat_s > HEAD_SILENT_S:
-            raise Leave(f"the head has not answered {self._num_unanswered} heartbeats")
+            raise Leave(f"the head has not answered {self._num_unanswered} heartbeats", WorkerExit.HEAD_GONE)
         self._num_unanswered += 1
         self._next_beat_s = now_s + min(self._heartbeat_s, self._resend_s)
         self._send(encode(Heartbeat(received=self._outbox.received)))

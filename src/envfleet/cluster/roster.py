@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from envfleet.cluster.messages import (
     NotReady,
     Ready,
     Refused,
+    Stop,
     Welcome,
 )
 from envfleet.cluster.rollouts import RolloutForm
@@ -43,13 +44,13 @@ class Roster:
     def __init__(
         self,
         config: HeadConfig,
-        desks: Sequence[Desk],
+        desks: list[Desk],
         send: Callable[[bytes, Frames], bool | None],
         refuse: Callable[[str, bytes, str], None],
     ) -> None:
         """`send` and `refuse` are the head's: to a process; for a reason, of a process, with details."""
         self._config = config
-        self._desks = desks
+        self._desks = desks  # the head's own: they come and go here
         self._send = send
         self._refuse = refuse
         self._membership = Membership(len(desks), config.reconnect_s)
@@ -187,15 +188,49 @@ class Roster:
             self._membership.leave(member.process)
         self._lose(worker, process_detail, now_s, member)
 
+    def refused(self, worker: int, why: str) -> None:
+        """The launcher's engine will not run a worker."""
+        if self.staffing.refused(worker, why):
+            self._desks[worker].problem = f"worker {worker}: {why}"
+            logger.warning("worker %d will not be run: %s", worker, why)
+
+    def revived(self, worker: int, num_revivals: int, problem: str) -> None:
+        """The launcher's engine has replaced so many processes of a worker by itself, in all."""
+        if self.staffing.revived(worker, num_revivals, problem):
+            self._desks[worker].problem = f"worker {worker}: {problem}"
+            logger.warning("worker %d fails again and again: given up: %s", worker, problem)
+
+    def not_started(self, worker: int, why: str, now_s: float) -> None:
+        """The launcher could not start a worker just now."""
+        if worker < len(self._desks) and self.staffing.posts[worker].stage is Stage.STARTING:
+            self.staffing.not_started(worker, why, now_s)
+            logger.warning("worker %d could not be started, and will be tried again: %s", worker, why)
+
+    def resize(self, config: HeadConfig, now_s: float) -> list[Desk]:
+        """More workers, or fewer: those that are too many are told to stop. Returns the desks that are new."""
+        num_workers = len(config.plans)
+        self._config = config
+        for member in self.members[::-1]:
+            if member.worker >= num_workers:
+                self.send(member, encode(Stop(why="the run goes on with fewer workers")))
+                self._membership.leave(member.process)
+        del self._desks[num_workers:]
+        new = [Desk() for _ in range(num_workers - len(self._desks))]
+        self._desks.extend(new)
+        self._membership.num_workers = num_workers
+        self.staffing.resize(num_workers, now_s)
+        return new
+
     def still_pending(self, worker: int, now_s: float) -> None:
         """The launcher says that a worker still waits for resources: its time to join has not begun."""
         if self.staffing.posts[worker].stage is Stage.STARTING:
             self.staffing.started(worker, now_s)
 
-    def take_due(self, now_s: float) -> list[int]:
-        """Workers to be started now. Those that did not join in time count as lost."""
+    def take_due(self, now_s: float) -> list[tuple[int, bool]]:
+        """Workers to be started now. Those that did not join in time count as lost, and as late."""
         for worker in self.staffing.late(now_s):
             self._lose(worker, f"it has not joined within {self._config.join_timeout_s:g} s", now_s)
+            self.staffing.posts[worker].is_late = True
         return self.staffing.take_due(now_s)
 
     def _lose(self, worker: int, why: str, now_s: float, member: Member | None = None) -> None:

@@ -8,26 +8,29 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+from envfleet.cluster.addressing import advertised_address, listening_address
 from envfleet.cluster.answers import Held, errors_of
 from envfleet.cluster.config import HeadConfig
 from envfleet.cluster.head import Head
 from envfleet.cluster.keeper import Keeper
+from envfleet.cluster.messages import PoolPlan
+from envfleet.cluster.progress import Progress
 from envfleet.cluster.rollouts import RolloutForm
+from envfleet.cluster.sigterm import exit_on_sigterm
 from envfleet.cluster.staffing import Stage
 from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys, make_run_folder, remove_run_folder
-from envfleet.contract.errors import ClusterTimeout, JoinTimeout, UsageError, WorkerFailed, WorkerLost
-from envfleet.launchers.launcher import Launcher, WorkerJob
+from envfleet.contract.errors import ClusterTimeout, JoinTimeout, WorkerFailed, WorkerLost
+from envfleet.launchers.launcher import Launcher, WorkerJob, WorkerState
 
 logger = logging.getLogger("envfleet.cluster")
 
 MOST_FAILURES_AT_START = 3
 LEAVE_GRACE_S = 5.0
-TELL_EVERY_S = 5.0
+TELL_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,9 @@ class Activity(Protocol):
     def drop(self) -> None:
         """Something else begins: forget what was begun."""
 
+    def resized(self, num_workers_before: int) -> None:
+        """There are more workers now, or fewer."""
+
 
 class Run:
     """One run of a cluster."""
@@ -54,24 +60,30 @@ class Run:
         self.num_workers = len(config.plans)
         self.num_envs_per_worker = config.plans[0].num_envs
         self._raises_env_errors = config.raises_env_errors
+        self._config = config
+        self._queue_timeout_s = launcher.queue_timeout_s
         self._activity: weakref.ref[Activity] | None = None  # a stream that is forgotten has ended
         self._owner_pid = os.getpid()
         self._folder = make_run_folder()
         self._is_closed = False
         try:
-            address = _address(config, launcher, self._folder)
+            head_address = config.head_address or launcher.head_address
+            address = listening_address(config.address, head_address, launcher, self._folder)
             keys = RunKeys.make() if address.startswith("tcp://") else None
             self.head = Head(config, address, keys)
             try:
                 self.head.start()
-                self._job = launcher.launch(self._worker_job(config, keys))
+                found_at = advertised_address(head_address, self.head.address, launcher)
+                job = launcher.launch(self._worker_job(config, found_at, keys))
             except BaseException:
                 self.head.close()
                 raise
         except BaseException:
             remove_run_folder(self._folder)
             raise
-        self._keeper = Keeper(self.head, self._job, self.num_workers)
+        self._keeper = Keeper(self.head, job, self.num_workers)
+        # Workers here see that their head is gone; what waits in a queue elsewhere does not.
+        self._forget_sigterm = (lambda: None) if launcher.is_on_this_host else exit_on_sigterm()
 
     def close(self) -> None:
         """End everything. In a fork of the owner: nothing, it is not its own."""
@@ -81,7 +93,8 @@ class Run:
         with contextlib.ExitStack() as stack:  # all of it, also if Ctrl-C comes in between
             stack.callback(remove_run_folder, self._folder)
             stack.callback(self.head.close)
-            stack.callback(self._job.cancel, LEAVE_GRACE_S)
+            stack.callback(self._forget_sigterm)
+            stack.callback(self._keeper.cancel, LEAVE_GRACE_S)
             stack.callback(self.head.tell_all_to_stop, "the run is over")
             stack.callback(self._keeper.close)
 
@@ -92,34 +105,82 @@ class Run:
         else:
             self.close()
 
-    def wait_until_ready(self, timeout_s: float) -> RolloutForm:
-        """Until the pools of all workers are built."""
-        next_word_s = time.monotonic() + TELL_EVERY_S
+    def resize(
+        self, plans: tuple[PoolPlan, ...], env_pickles: tuple[bytes | None, ...], attributes: Mapping[str, Any]
+    ) -> None:
+        """More workers, or fewer. Nothing has changed if the launcher's engine refuses."""
+        before, self._config = self._config, replace(self._config, plans=plans, env_pickles=env_pickles)
+        num_before, self.num_workers = self.num_workers, len(plans)
+        self.head.resize(self._config, attributes)  # first: it must know workers that join
+        try:
+            self._keeper.resize(self.num_workers)
+        except BaseException:
+            self._config, self.num_workers = before, num_before
+            self.head.resize(before, attributes)
+            raise
+        activity = None if self._activity is None else self._activity()
+        if activity is not None:
+            activity.resized(num_before)
+
+    def wait_until_ready(self, timeout_s: float, num_wanted: int | None = None) -> RolloutForm:
+        """Until the pools of so many workers, or of all, are built. Time in a queue counts for itself."""
+        num_wanted = self.num_workers if num_wanted is None else num_wanted
 
         def is_ready() -> bool:
-            nonlocal next_word_s
-            for worker, desk in enumerate(self.head.desks):
+            for desk in self.head.desks:
                 if desk.not_ready is not None:
                     text = f"{desk.not_ready.error}\n\n{desk.not_ready.traceback}"
                     raise WorkerFailed(f"{desk.member} cannot build its pool: {text}")
-                post = self.head.roster.staffing.posts[worker]
-                if post.stage is Stage.GIVEN_UP or post.num_failures >= MOST_FAILURES_AT_START:
-                    raise WorkerLost(f"worker {worker} does not start: {post.problem}{self._log(worker)}")
-            num_ready = sum(desk.is_ready for desk in self.head.desks)
-            if time.monotonic() > next_word_s:
-                next_word_s += TELL_EVERY_S
-                logger.info("waiting for workers: %d of %d are ready", num_ready, self.num_workers)
-            return num_ready == self.num_workers
+            self._raise_if_hopeless(self.num_workers - num_wanted)
+            return self._num_ready >= num_wanted
 
-        if not self.head.wait(is_ready, timeout_s):
-            num_joined = sum(desk.member is not None for desk in self.head.desks)
-            missing = "; ".join(self._about(w) for w, desk in enumerate(self.head.desks) if not desk.is_ready)
-            raise JoinTimeout(
-                f"{num_joined} of {self.num_workers} workers joined in {timeout_s:g} s, and not all of them are "
-                f"ready: {missing}"
-            )
+        starting_s = queueing_s = 0.0
+        progress = Progress()
+        try:
+            while not self.head.wait(is_ready, min(TELL_EVERY_S, timeout_s - starting_s)):
+                missing = [worker for worker, desk in enumerate(self.head.desks) if not desk.is_ready]
+                pending = [w for w in missing if self._keeper.status(w).state is WorkerState.PENDING]
+                if pending:
+                    queueing_s += TELL_EVERY_S
+                else:
+                    starting_s += TELL_EVERY_S
+                self._show(progress, pending)
+                if self._queue_timeout_s is not None and queueing_s > self._queue_timeout_s:
+                    self._raise_join_timeout(f"after {queueing_s:g} s in the queue, the launcher's queue_timeout_s")
+                if starting_s >= timeout_s:
+                    self._raise_join_timeout(f"in {timeout_s:g} s")
+        finally:
+            progress.close()
         assert self.head.roster.form is not None
         return self.head.roster.form
+
+    def _raise_if_hopeless(self, num_spare: int) -> None:
+        posts = self.head.roster.staffing.posts
+        hopeless = [
+            worker
+            for worker, post in enumerate(posts)
+            if post.stage is Stage.GIVEN_UP or post.num_failures >= MOST_FAILURES_AT_START
+        ]
+        if len(hopeless) > num_spare:
+            worker = hopeless[0]
+            raise WorkerLost(f"worker {worker} does not start: {posts[worker].problem}{self._log(worker)}")
+
+    @property
+    def _num_ready(self) -> int:
+        return sum(desk.is_ready for desk in self.head.desks)
+
+    def _show(self, progress: Progress, pending: list[int]) -> None:
+        text = f"{self._num_ready} of {self.num_workers} workers are ready"
+        if pending:
+            text += f", {len(pending)} pending: worker {pending[0]}: {self._keeper.status(pending[0]).detail}"
+        progress.show(text, is_news=bool(pending))
+
+    def _raise_join_timeout(self, when: str) -> None:
+        num_joined = sum(desk.member is not None for desk in self.head.desks)
+        missing = "; ".join(self._about(w) for w, desk in enumerate(self.head.desks) if not desk.is_ready)
+        raise JoinTimeout(
+            f"{num_joined} of {self.num_workers} workers joined {when}, and not all of them are ready: {missing}"
+        )
 
     def begin(self, activity: Activity | None) -> None:
         """From now on orders are for this activity; what another one has begun is cancelled. None: for nothing."""
@@ -132,6 +193,11 @@ class Run:
             if current is not None:
                 current.drop()
         self._activity = None if activity is None else weakref.ref(activity)
+
+    @property
+    def is_busy(self) -> bool:
+        """A stream runs, or something else was begun and not finished."""
+        return self._activity is not None and self._activity() is not None and self.head.has_open_orders
 
     def is_doing(self, activity: Activity) -> bool:
         """Are the open orders for this activity? In a fork of the owner nothing is: its locks may be held for ever."""
@@ -196,46 +262,28 @@ class Run:
         gone = [w for w in workers if posts[w].stage is Stage.GIVEN_UP and not desks[w].answers]
         if len(gone) > num_spare:
             lost = "; ".join(f"{self.problem(worker)}{self._log(worker)}" for worker in gone)
-            raise WorkerLost(f"lost, and replaced as often as max_worker_restarts allows: {lost}")
+            raise WorkerLost(f"lost, and not replaced any more (max_worker_restarts, or the launcher refuses): {lost}")
 
     def _about(self, worker: int) -> str:
         """What is known of a worker that should have answered."""
         desk, post = self.head.desks[worker], self.head.roster.staffing.posts[worker]
         name = self.head.roster.name_of(worker)
-        status = self._job.status(worker)
+        status = self._keeper.status(worker)
         heard = "" if desk.member is None else f", heard of {time.monotonic() - desk.member.heard_s:.1f} s ago"
         problem = f", last problem: {post.problem}" if post.problem else ""
         detail = f" ({status.detail})" if status.detail else ""
-        place = f", log: {self._job.log_place(worker)}"
+        place = f", log: {self._keeper.log_place(worker)}"
         return f"{name} is {post.stage.value}{heard}{problem}, its process is {status.state.value}{detail}{place}"
 
     def _log(self, worker: int) -> str:
-        log = self._job.log(worker).strip()
-        return f"\n-- the end of its log, {self._job.log_place(worker)}:\n{log}" if log else ""
+        log = self._keeper.log(worker).strip()
+        return f"\n-- the end of its log, {self._keeper.log_place(worker)}:\n{log}" if log else ""
 
-    def _worker_job(self, config: RunConfig, keys: RunKeys | None) -> WorkerJob:
-        argv = ("-m", "envfleet.cluster.worker", "--head", config.head_address or self.head.address)
+    def _worker_job(self, config: RunConfig, head_address: str, keys: RunKeys | None) -> WorkerJob:
+        argv = ("-m", "envfleet.cluster.worker", "--head", head_address)
         return WorkerJob(
             num_workers=self.num_workers,
             argv=(*argv, "--silence-s", str(config.silence_s)),
             environment={} if keys is None else {KEYS_VARIABLE: keys.for_workers()},
             run_dir=self._folder,
         )
-
-
-def _address(config: RunConfig, launcher: Launcher, folder: Path) -> str:
-    address = config.address
-    if address is None:
-        if not launcher.is_on_this_host:
-            raise UsageError("workers on other machines need an address= of this one that they can reach, tcp://host:0")
-        address = "ipc"
-    if address == "ipc":
-        return f"ipc://{folder}/head"
-    if not address.startswith("tcp://"):
-        raise UsageError(f"address must be 'ipc' or 'tcp://host:port'; got {address!r}")
-    host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not colon or port.endswith("]"):  # no port: a free one
-        return f"{address}:0"
-    if not (host and port.isdecimal() and int(port) < 65536):
-        raise UsageError(f"address must be 'tcp://host:port', with a port below 65536; got {address!r}")
-    return address

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 FIRST_BACKOFF_S = 0.1
 MOST_BACKOFF_S = 30.0
+TRY_AGAIN_S = 5.0  # when the launcher's engine could not start one
 
 
 class Stage(enum.Enum):
@@ -28,6 +29,8 @@ class Post:
     num_failures: int = 0  # in a row, without an accepted answer between them
     num_restarts: int = 0
     problem: str = ""  # the last one
+    is_late: bool = False  # it was lost because it did not join
+    num_revivals: int = 0  # failures that the launcher's engine has put right by itself, as far as it was counted
 
 
 @dataclass(slots=True)
@@ -42,6 +45,12 @@ class Staffing:
     def __post_init__(self) -> None:
         """A post for each worker."""
         self.posts = [Post() for _ in range(self.num_workers)]
+
+    def resize(self, num_workers: int, now_s: float) -> None:
+        """From now on there are so many; new ones are about to be started."""
+        del self.posts[num_workers:]
+        self.posts += [Post(since_s=now_s) for _ in range(num_workers - len(self.posts))]
+        self.num_workers = num_workers
 
     def started(self, worker: int, now_s: float) -> None:
         """The launcher has been asked to start it, or says that it still waits in a queue."""
@@ -70,13 +79,44 @@ class Staffing:
             post.restart_s = now_s + min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(post.num_failures - 1, 60))
         return post.stage
 
-    def take_due(self, now_s: float) -> list[int]:
-        """Workers to start now; they count as started."""
+    def refused(self, worker: int, problem: str) -> bool:
+        """The launcher's engine will not run it: it is given up, unless it is there. False: nothing has changed."""
+        post = self.posts[worker]
+        if post.stage in (Stage.PRESENT, Stage.GIVEN_UP):
+            return False
+        post.stage, post.problem = Stage.GIVEN_UP, problem
+        return True
+
+    def revived(self, worker: int, num_revivals: int, problem: str) -> bool:
+        """The engine has replaced so many processes of it, in all. Those that did not even join count as failures.
+
+        True: they are too many, and the worker is given up.
+        """
+        post = self.posts[worker]
+        num_new, post.num_revivals = num_revivals - post.num_revivals, num_revivals
+        if num_new <= 0 or post.stage is not Stage.STARTING:
+            return False  # one that had joined is noticed, and counted, when its connection is lost
+        post.num_failures += num_new
+        post.problem = problem
+        if post.num_failures <= self.max_restarts:
+            return False
+        post.stage = Stage.GIVEN_UP
+        return True
+
+    def not_started(self, worker: int, problem: str, now_s: float) -> None:
+        """The launcher could not start it just now: that is no failure of the worker. It is tried again."""
+        post = self.posts[worker]
+        post.stage, post.problem, post.restart_s = Stage.LOST, problem, now_s + TRY_AGAIN_S
+
+    def take_due(self, now_s: float) -> list[tuple[int, bool]]:
+        """Workers to start now, and whether each is late: it runs, but has not joined. They count as started."""
         due = [w for w, post in enumerate(self.posts) if post.stage is Stage.LOST and post.restart_s <= now_s]
+        late = [self.posts[worker].is_late for worker in due]
         for worker in due:
             self.posts[worker].num_restarts += 1
+            self.posts[worker].is_late = False
             self.started(worker, now_s)
-        return due
+        return list(zip(due, late, strict=True))
 
     def late(self, now_s: float) -> list[int]:
         """Workers that should have joined by now."""

@@ -27,12 +27,15 @@ class Stepping:
         """Nothing is begun."""
         self._run = run
         self._form = form
-        self._num_envs = run.num_workers * run.num_envs_per_worker
         self._held: Held | None = None
         self.in_flight: set[int] = set()  # workers
         self._autoreset = ""
         self.was_reset = False
         self.last_workers: list[int] = []  # of the batch that was returned last
+
+    @property
+    def _num_envs(self) -> int:
+        return self._run.num_workers * self._run.num_envs_per_worker
 
     @property
     def has_results_to_come(self) -> bool:
@@ -44,6 +47,10 @@ class Stepping:
         self.in_flight.clear()
         self._held = None
         self.was_reset = False
+
+    def resized(self, num_workers_before: int) -> None:
+        """See Activity. Rows are no longer what they were: all envs must be reset."""
+        self.drop()
 
     def send_reset(self, autoreset: str, seeds: list[int | None], options: Any, mask: Array | None) -> None:
         """Begin to reset all envs, or those in `mask`. What was not received is dropped."""

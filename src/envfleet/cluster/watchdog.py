@@ -7,12 +7,14 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 from zmq.utils.monitor import recv_monitor_message  # noqa: TID253
 
 from envfleet.cluster.wire import remove_run_folder
+from envfleet.contract.exits import WorkerExit
 
 logger = logging.getLogger("envfleet.worker")
 
@@ -64,7 +66,20 @@ class Watchdog:
         logger.error("the head is gone: no connection for %g s; this worker leaves", HEAD_GONE_S)
         if not self._is_over.wait(LEAVE_S):
             self.remove_head_folder()
-            os._exit(3)
+            os._exit(WorkerExit.HEAD_GONE)
+
+
+def leave_with_stdin(leave: Callable[[str], None]) -> None:
+    """Call `leave` when the standard input is closed: whoever holds its other end is gone. Then end, whatever runs."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        leave("its standard input was closed")
+        time.sleep(LEAVE_S)
+        os._exit(WorkerExit.TOLD_TO_LEAVE)
+
+    threading.Thread(target=watch, name="envfleet-stdin", daemon=True).start()
 
 
 def _is_dead(path: Path) -> bool:

@@ -45,6 +45,18 @@ class RunKeys:
         return b" ".join((self.head_public, self.worker_public, self.worker_secret)).decode()
 
 
+def read_keys(path: Path) -> str:
+    """The keys of a run from a file that only this user can read."""
+    try:
+        status = path.stat()
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(f"the file with the run's keys cannot be read: {error}") from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ClusterError(f"{path} has the run's keys: it must belong to this user, and be closed to others (0600)")
+    return text
+
+
 def open_router(
     context: zmq.Context[zmq.Socket[bytes]], address: str, keys: RunKeys | None, silence_s: float
 ) -> zmq.Socket[bytes]:
@@ -92,7 +104,10 @@ def open_dealer(
     elif keys is None:
         raise ClusterError(f"a worker needs the keys of the run to connect to {address}: set {KEYS_VARIABLE}")
     else:
-        head_public, worker_public, worker_secret = keys.encode().split()
+        parts = keys.encode().split()
+        if list(map(len, parts)) != [40, 40, 40]:
+            raise ClusterError(f"{KEYS_VARIABLE}, or the file with the keys, must hold three keys of 40 characters")
+        head_public, worker_public, worker_secret = parts
         dealer.curve_serverkey = head_public
         dealer.curve_publickey = worker_public
         dealer.curve_secretkey = worker_secret

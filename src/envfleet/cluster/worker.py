@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,8 +38,9 @@ from envfleet.cluster.messages import (
 from envfleet.cluster.spaces_wire import describe_space
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.values_wire import from_plain, to_plain
+from envfleet.cluster.watchdog import leave_with_stdin
 from envfleet.cluster.weights import digest, unpacked
-from envfleet.cluster.wire import KEYS_VARIABLE
+from envfleet.cluster.wire import KEYS_VARIABLE, read_keys
 from envfleet.cluster.worker_pool import WorkerPool, plain_parts, sendable
 from envfleet.contract.errors import EnvFailed, PoolTimeout
 from envfleet.contract.policy import Policy, PolicyCode
@@ -234,24 +236,33 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--head", required=True, help="address of the head")
     parser.add_argument("--silence-s", type=float, default=30.0, help="close a connection that is silent for so long")
     parser.add_argument("--worker", type=int, required=True, help="which worker of the run this is, from 0")
+    parser.add_argument("--keys-file", type=Path, help=f"file with the run's keys, mode 0600; else {KEYS_VARIABLE}")
+    parser.add_argument("--ends-with-stdin", action="store_true", help="leave when the standard input is closed")
     arguments = parser.parse_args(argv)
     tolerate_full_disk()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     _keep_to_cpus()
-    link = Link(arguments.head, arguments.worker, os.environ.pop(KEYS_VARIABLE, None), arguments.silence_s)
+    keys = os.environ.pop(KEYS_VARIABLE, None)
+    if arguments.keys_file is not None:
+        keys = read_keys(arguments.keys_file)
+    link = Link(arguments.head, arguments.worker, keys, arguments.silence_s)
     signal.signal(signal.SIGTERM, lambda *_: setattr(link, "leave_because", "SIGTERM"))
-    why = "an error of its own"
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(link, "finish_because", "its time limit is near (SIGUSR1)"))
+    if arguments.ends_with_stdin:
+        leave_with_stdin(lambda why: setattr(link, "leave_because", why))
+    why, code = "an error of its own", 1
     try:
         why = _serve(link)
     except Leave as leave:
-        why = str(leave)
+        why, code = str(leave), leave.code
     finally:
         logger.info("leaving: %s", why)
         link.close(why)
-    return 0
+    return code
 
 
 def _serve(link: Link) -> str:
+    """Until Leave is raised; returns only if there is nothing to be done with: the text says why."""
     welcome, arrays = link.join()
     try:
         worker = Worker(link, welcome, arrays)

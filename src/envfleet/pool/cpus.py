@@ -8,12 +8,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+# Set by launchers: what was reserved for a worker, on a cluster that does not enforce it.
+NUM_CPUS_VARIABLE = "ENVFLEET_NUM_CPUS"
+
 
 def usable_cpus(proc: Path = Path("/proc/self"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """The number of CPUs this process may keep busy, at least 1."""
-    affinity = len(os.sched_getaffinity(0))
+    cpus = len(os.sched_getaffinity(0))
     quota = _cgroup_quota(proc, cgroup_root)
-    return affinity if quota is None else max(1, min(affinity, math.floor(quota)))
+    if quota is not None:
+        cpus = min(cpus, math.floor(quota))
+    reserved = os.environ.get(NUM_CPUS_VARIABLE, "")
+    if reserved.isdecimal():
+        cpus = min(cpus, int(reserved))
+    return max(1, cpus)
 
 
 def share_of(cpus: Sequence[int], child: int, num_children: int) -> Sequence[int]:

@@ -1,0 +1,222 @@
+"""More workers and fewer, while a stream runs and at other times."""
+
+import os
+import signal
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from detach_agents import DiscreteAgent
+
+import envfleet
+from envfleet import ClusterEnv, EnvBusy, NotReset, UsageError
+from envfleet.contract.errors import ClusterError
+from envfleet.launchers.launcher import WorkerState, WorkerStatus
+from envfleet.launchers.local import Local
+from waiting import own_children, wait_until
+
+
+def cluster(num_workers=2, **settings):
+    return ClusterEnv("CartPole-v1", num_workers, 2, backend="serial", **settings)
+
+
+def collected_from(stream, wanted, timeout_s=60.0):
+    """Take rollouts until each of the wanted workers has delivered one."""
+    seen, deadline_s = set(), time.monotonic() + timeout_s
+    while not wanted <= seen:
+        assert time.monotonic() < deadline_s, f"{wanted} were wanted, {seen} came"
+        seen.add(int(next(stream).workers[0]))
+
+
+def test_new_workers_join_a_stream_and_old_ones_leave_it():
+    agent = DiscreteAgent()
+    with cluster() as envs:
+        stream = envs.stream(agent, 8)
+        collected_from(stream, {0, 1})
+        envs.scale(4)
+        assert (envs.num_workers, envs.num_envs, envs.batch_size) == (4, 8, 8)
+        collected_from(stream, {0, 1, 2, 3})
+        num_children = len(own_children())
+        envs.scale(1)
+        wait_until(lambda: len(own_children()) <= num_children - 3, "the processes of three workers are gone")
+        assert {int(next(stream).workers[0]) for _ in range(20)} == {0}
+        assert [each.worker for each in envs.stats().workers] == [0]
+        envs.scale(2)
+        collected_from(stream, {0, 1})
+        stream.close()
+        assert envs.rollout(agent, 4).rewards.shape == (4, 4)
+
+
+def test_stepping_after_scaling_equals_a_pool_of_that_size():
+    with cluster() as envs:
+        envs.reset(seed=5)
+        for num_workers in (3, 1):
+            envs.scale(num_workers)
+            with pytest.raises(NotReset):
+                envs.step(np.zeros(envs.num_envs, int))
+            assert envs.observation_space.shape == (envs.num_envs, 4)
+            with envfleet.make("CartPole-v1", num_envs=envs.num_envs, backend="serial") as pool:
+                np.testing.assert_array_equal(envs.reset(seed=5)[0], pool.reset(seed=5)[0])
+                actions = np.arange(envs.num_envs) % 2
+                for ours, theirs in zip(envs.step(actions)[:4], pool.step(actions)[:4], strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rollouts_have_the_new_number_of_envs():
+    agent = DiscreteAgent()
+    with cluster(sync=envfleet.APS()) as envs:
+        assert envs.rollout(agent, 4).rewards.shape == (4, 4)
+        envs.scale(3)
+        assert envs.rollout(agent, 4).rewards.shape == (4, 6)
+        envs.scale(1)
+        assert envs.rollout(agent, 4).rewards.shape == (4, 2)
+
+
+def test_a_worker_that_is_killed_after_scaling_is_replaced():
+    agent = DiscreteAgent()
+    with cluster(1, reconnect_s=0.5) as envs:
+        envs.scale(2)
+        envs.rollout(agent, 4)
+        before = envs.stats().workers[1].pid
+        os.kill(before, signal.SIGKILL)
+        assert envs.rollout(agent, 4).rewards.shape == (4, 4)
+        assert envs.stats().workers[1].pid != before
+
+
+def test_attributes_of_all_envs_are_set_in_those_of_new_workers():
+    with ClusterEnv(lambda: gymnasium.make("CartPole-v1"), 1, 2, backend="serial") as envs:
+        envs.set_attr("tag", 7)
+        envs.set_attr("each", [1, 2])
+        envs.scale(2)
+        assert envs.get_attr("tag") == (7, 7, 7, 7)
+
+
+def test_what_cannot_be_scaled():
+    with cluster(batch_size=4) as envs:
+        with pytest.raises(UsageError, match="batch_size"):
+            envs.scale(1)
+        with pytest.raises(UsageError, match="num_workers"):
+            envs.scale(0)
+        envs.reset(seed=0)
+        envs.send(np.zeros(4, int))
+        with pytest.raises(EnvBusy, match="scale"):
+            envs.scale(3)
+        envs.recv()
+        envs.scale(3)
+    with (
+        ClusterEnv([lambda: gymnasium.make("CartPole-v1")] * 2, 2, 1, backend="serial") as envs,
+        pytest.raises(UsageError, match="3 entries"),
+    ):
+        envs.scale(3)
+    with pytest.raises(envfleet.PoolClosed):
+        envs.scale(1)
+
+
+class Reluctant:
+    """Local workers, of an engine that refuses to start more than two."""
+
+    is_on_this_host = True
+    head_address = None
+    queue_timeout_s = None
+
+    def launch(self, job):
+        local = Local().launch(job)
+
+        def resize(num_workers):
+            if num_workers > 2:
+                raise ClusterError("no more than two")
+            type(local).resize(local, num_workers)
+
+        local.resize = resize
+        return local
+
+
+def test_nothing_has_changed_if_the_engine_refuses():
+    agent = DiscreteAgent()
+    with cluster(launcher=Reluctant()) as envs:
+        stream = envs.stream(agent, 4)
+        with pytest.raises(ClusterError, match="no more than two"):
+            envs.scale(3)
+        assert envs.num_workers == 2
+        collected_from(stream, {0, 1})
+
+
+class OneOf:
+    """A job with one of the workers of another; Local takes it for worker 0."""
+
+    num_workers = 1
+
+    def __init__(self, job, worker):
+        self._job, self._worker = job, worker
+        self.environment, self.run_dir = job.environment, job.run_dir
+
+    def arguments(self, _worker):
+        return self._job.arguments(self._worker)
+
+
+class Queue:
+    """An engine in whose queue some workers wait until they are let go; the others are local processes."""
+
+    is_on_this_host = True
+    head_address = None
+    revives = False
+
+    def __init__(self, waiting, queue_timeout_s=None, state=WorkerState.PENDING):
+        self.waiting = set(waiting)
+        self.queue_timeout_s = queue_timeout_s
+        self._state = state
+        self._jobs = {}
+
+    def launch(self, job):
+        self._job = job
+        return self
+
+    def status(self, worker):
+        if worker in self.waiting:
+            return WorkerStatus(self._state, f"job {worker}: Priority")
+        if worker not in self._jobs:
+            self._jobs[worker] = Local().launch(OneOf(self._job, worker))
+        return self._jobs[worker].status(0)
+
+    def log(self, worker, max_bytes=4000):
+        return ""
+
+    def log_place(self, worker):
+        return "nowhere"
+
+    def restart(self, worker):
+        self._jobs[worker].restart(0)
+
+    def cancel(self, grace_s):
+        for job in self._jobs.values():
+            job.cancel(grace_s)
+
+
+def test_those_who_are_there_begin_and_others_join_as_they_come():
+    queue = Queue({1})
+    agent = DiscreteAgent()
+    with cluster(launcher=queue, min_workers=1, join_timeout_s=1.0) as envs:
+        stream = envs.stream(agent, 8)
+        assert {int(next(stream).workers[0]) for _ in range(10)} == {0}
+        queue.waiting.clear()
+        collected_from(stream, {0, 1})
+        assert envs.stats().workers[1].num_restarts == 0  # time in the queue does not count
+
+
+def test_time_in_the_queue_has_a_limit_of_its_own(capfd):
+    with (
+        pytest.raises(envfleet.JoinTimeout, match="job 1: Priority") as caught,
+        cluster(launcher=Queue({1}, queue_timeout_s=3.0), start_timeout_s=60.0),
+    ):
+        pass
+    assert "queue_timeout_s" in str(caught.value)
+    assert "1 of 2 workers are ready, 1 pending: worker 1: job 1: Priority" in capfd.readouterr().err
+
+
+def test_a_refused_worker_is_told_at_once():
+    with (
+        pytest.raises(envfleet.WorkerLost, match="worker 1 does not start: job 1: Priority"),
+        cluster(launcher=Queue({1}, state=WorkerState.REFUSED)),
+    ):
+        pass
