@@ -729,7 +729,11 @@ def test_wrong_numbers_of_steps(cartpoles, num_steps):
             call(DiscreteAgent(), num_steps)
 
 
-@pytest.mark.parametrize("agent", [None, 7, "agent", object(), DiscreteAgent, (1, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "agent",
+    [None, 7, "agent", object(), DiscreteAgent, (1, 2)],
+    ids=["None", "a number", "text", "an object", "a class", "a tuple"],
+)
 def test_what_is_no_agent(cartpoles, agent):
     with pytest.raises(UsageError, match="an agent is a Policy"):
         cartpoles.rollout(agent, 3)

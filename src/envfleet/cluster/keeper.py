@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 
 from envfleet.cluster.head import Head
 from envfleet.contract.errors import EnvFleetError
@@ -25,7 +27,7 @@ class Keeper:
         """Begin."""
         self._head = head
         self._job = job
-        self._lock = threading.Lock()  # guards the job
+        self._lock = threading.RLock()  # guards the job; always taken before the head's own
         self._num_workers = num_workers
         self._statuses: dict[int, WorkerStatus] = {}
         self._last_failure = ""
@@ -65,6 +67,12 @@ class Keeper:
         """Where all of it is."""
         with self._lock:
             return self._job.log_place(worker)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Meanwhile nothing is asked, told or started."""
+        with self._lock:
+            yield
 
     def resize(self, num_workers: int) -> None:
         """Have workers started up to this number, or ended from there on."""

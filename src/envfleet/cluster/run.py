@@ -73,8 +73,8 @@ class Run:
             self.head = Head(config, address, keys)
             try:
                 self.head.start()
-                found_at = advertised_address(head_address, self.head.address, launcher)
-                job = launcher.launch(self._worker_job(config, found_at, keys))
+                self._found_at = advertised_address(head_address, self.head.address, launcher)
+                job = launcher.launch(self._worker_job(config, keys))
             except BaseException:
                 self.head.close()
                 raise
@@ -111,13 +111,14 @@ class Run:
         """More workers, or fewer. Nothing has changed if the launcher's engine refuses."""
         before, self._config = self._config, replace(self._config, plans=plans, env_pickles=env_pickles)
         num_before, self.num_workers = self.num_workers, len(plans)
-        self.head.resize(self._config, attributes)  # first: it must know workers that join
-        try:
-            self._keeper.resize(self.num_workers)
-        except BaseException:
-            self._config, self.num_workers = before, num_before
-            self.head.resize(before, attributes)
-            raise
+        with self._keeper.paused():
+            self.head.resize(self._config, attributes)  # first: it must know workers that join
+            try:
+                self._keeper.resize(self.num_workers)
+            except BaseException:
+                self._config, self.num_workers = before, num_before
+                self.head.resize(before, attributes)
+                raise
         activity = None if self._activity is None else self._activity()
         if activity is not None:
             activity.resized(num_before)
@@ -163,7 +164,8 @@ class Run:
         ]
         if len(hopeless) > num_spare:
             worker = hopeless[0]
-            raise WorkerLost(f"worker {worker} does not start: {posts[worker].problem}{self._log(worker)}")
+            where = f" (it looked for the head at {self._found_at})"
+            raise WorkerLost(f"worker {worker} does not start: {posts[worker].problem}{where}{self._log(worker)}")
 
     @property
     def _num_ready(self) -> int:
@@ -179,7 +181,8 @@ class Run:
         num_joined = sum(desk.member is not None for desk in self.head.desks)
         missing = "; ".join(self._about(w) for w, desk in enumerate(self.head.desks) if not desk.is_ready)
         raise JoinTimeout(
-            f"{num_joined} of {self.num_workers} workers joined {when}, and not all of them are ready: {missing}"
+            f"{num_joined} of {self.num_workers} workers joined {when}, and not all of them are ready: {missing}. "
+            f"They look for the head at {self._found_at}"
         )
 
     def begin(self, activity: Activity | None) -> None:
@@ -279,8 +282,8 @@ class Run:
         log = self._keeper.log(worker).strip()
         return f"\n-- the end of its log, {self._keeper.log_place(worker)}:\n{log}" if log else ""
 
-    def _worker_job(self, config: RunConfig, head_address: str, keys: RunKeys | None) -> WorkerJob:
-        argv = ("-m", "envfleet.cluster.worker", "--head", head_address)
+    def _worker_job(self, config: RunConfig, keys: RunKeys | None) -> WorkerJob:
+        argv = ("-m", "envfleet.cluster.worker", "--head", self._found_at)
         return WorkerJob(
             num_workers=self.num_workers,
             argv=(*argv, "--silence-s", str(config.silence_s)),
