@@ -10,6 +10,7 @@ NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
 JOBS := $(shell nproc)
 
 .PHONY: demo test check sanitize chaos bench bench-cluster bench-sync docs clean
+TEST_JOBS ?= 2
 CHAOS_S ?= 600
 CHAOS_SEED ?= 1
 
@@ -17,9 +18,9 @@ CHAOS_SEED ?= 1
 demo: $(VENV)/with-demo
 	$(BIN)/python examples/demo.py --require-target
 
-# All tests: the C++ core's, then Python's, with coverage.
+# All tests: the C++ core's, then Python's, with coverage; two at a time, for most of them wait for something.
 test: $(VENV)/with-test build/native/plain/passed
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadgroup --cov --cov-report=term:skip-covered
 
 check: $(VENV)/with-check
 	$(BIN)/ruff check .

@@ -16,6 +16,23 @@ from waiting import own_children, wait_until
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Folders whose tests share an engine that takes long to start: they stay together, and come first.
+ENGINES = ("slurm", "ray_cluster", "kube", "launchers")
+
+
+def pytest_collection_modifyitems(items):
+    """Two processes share the tests (`make test`), by files, since fixtures live as long as their file."""
+    here = Path(__file__).parent
+
+    def folder_of(item):
+        return item.path.relative_to(here).parts[0]
+
+    for item in items:
+        folder = folder_of(item)
+        item.add_marker(pytest.mark.xdist_group(folder if folder in ENGINES else str(item.path)))
+    items.sort(key=lambda item: ENGINES.index(folder_of(item)) if folder_of(item) in ENGINES else len(ENGINES))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """No process, no file descriptor and no shared-memory file outlives its test."""

@@ -70,7 +70,8 @@ class Link:
     """One connection to the head, for one thread."""
 
     def __init__(self, address: str, worker: int, keys: str | None, silence_s: float) -> None:
-        """Connect, and ask to join."""
+        """Connect; to be closed."""
+        self.worker = worker
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process = secrets.token_bytes(PROCESS_NAME_BYTES)
         self._dealer = open_dealer(self._context, address, self._process, keys, silence_s)

@@ -264,6 +264,7 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(link: Link) -> str:
     """Until Leave is raised; returns only if there is nothing to be done with: the text says why."""
     welcome, arrays = link.join()
+    logger.info("joined: process %d of worker %d", welcome.epoch, link.worker)
     try:
         worker = Worker(link, welcome, arrays)
     except (Leave, KeyboardInterrupt):
