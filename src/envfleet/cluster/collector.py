@@ -234,7 +234,7 @@ def _asked(method: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     try:
         return method(*args, **kwargs)
     except Exception as error:
-        raise PolicyError(f"the policy's {method.__name__}() raised {type(error).__name__}: {error}") from error
+        raise PolicyError(f"the policy's {getattr(method, "__name__", "method")}() raised {type(error).__name__}: {error}") from error
 
 
 def _values(policy: Policy, obs: Any, state: dict[str, Any], num_rows: int) -> Array | None:

@@ -1,0 +1,210 @@
+"""KubernetesApi: the few calls that EnvFleet makes to the API server, each with a deadline, its refusals in words."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
+
+logger = logging.getLogger("envfleet.launchers")
+
+CONNECT_S, ANSWER_S = 3.0, 5.0
+POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+ROLE_HINT = "docs/kubernetes.md has the Role that EnvFleet needs (deploy/rbac.yaml)"
+
+Object = dict[str, Any]
+
+
+class Unreachable(ClusterError):
+    """The API server does not answer, for now perhaps."""
+
+
+class NotThere(ClusterError):
+    """The API server has no such object."""
+
+
+class Forbidden(ClusterError):
+    """The user of the API may not do this."""
+
+
+class KubernetesApi:
+    """One namespace of one cluster. Objects are plain dicts, as the API server writes them."""
+
+    def __init__(self, namespace: str, context: str | None) -> None:
+        """Read the configuration; nothing is sent yet."""
+        configuration = _configuration(context)
+        configuration.retries = False  # the client's own retries would multiply every deadline
+        client = _module("client")
+        self._namespace = namespace
+        self._server = configuration.host
+        self._client = client.ApiClient(configuration)
+        self._batch = client.BatchV1Api(self._client)
+        self._core = client.CoreV1Api(self._client)
+
+    def create_secret(self, manifest: Object) -> Object:
+        """Create a Secret."""
+        return self._ask(self._core.create_namespaced_secret, "create", "secrets", body=manifest)
+
+    def own_secret(self, name: str, owner: Object) -> Object:
+        """Have a Secret deleted with its owner."""
+        body = {"metadata": {"ownerReferences": [owner]}}
+        return self._ask(self._core.patch_namespaced_secret, "patch", "secrets", name=name, body=body)
+
+    def delete_secret(self, name: str) -> None:
+        """Delete a Secret, if it is there."""
+        with contextlib.suppress(NotThere):
+            self._ask(self._core.delete_namespaced_secret, "delete", "secrets", name=name)
+
+    def create_job(self, manifest: Object) -> Object:
+        """Create a Job."""
+        return self._ask(self._batch.create_namespaced_job, "create", "jobs", body=manifest)
+
+    def patch_job(self, name: str, spec: Mapping[str, Any]) -> Object:
+        """Change a Job's spec."""
+        return self._ask(self._batch.patch_namespaced_job, "patch", "jobs", name=name, body={"spec": dict(spec)})
+
+    def delete_job(self, name: str) -> None:
+        """Delete a Job, if it is there, when its pods are gone."""
+        with contextlib.suppress(NotThere):
+            self._ask(self._batch.delete_namespaced_job, "delete", "jobs", name=name, propagation_policy="Foreground")
+
+    def delete_pod(self, name: str) -> None:
+        """Have a pod told to leave, if it is there."""
+        with contextlib.suppress(NotThere):
+            self._ask(self._core.delete_namespaced_pod, "delete", "pods", name=name)
+
+    def jobs(self, selector: str) -> list[Object]:
+        """All Jobs with these labels."""
+        return _items(self._ask(self._batch.list_namespaced_job, "list", "jobs", label_selector=selector))
+
+    def pods(self, selector: str) -> list[Object]:
+        """All pods with these labels."""
+        # "0": as the API server remembers it, without a question to its database.
+        call = self._core.list_namespaced_pod
+        return _items(self._ask(call, "list", "pods", label_selector=selector, resource_version="0"))
+
+    def warnings(self, uid: str) -> list[Object]:
+        """What the cluster warns of about an object."""
+        selector = f"type=Warning,involvedObject.uid={uid}"
+        return _items(self._ask(self._core.list_namespaced_event, "list", "events", field_selector=selector))
+
+    def pod_log(self, name: str, max_bytes: int) -> str:
+        """The end of what a pod has printed."""
+        tail = max(1, max_bytes // 20)  # the API counts from the front in bytes, but from the end in lines
+        text = self._raw(self._core.read_namespaced_pod_log, "get", "pods/log", name=name, tail_lines=tail)
+        return text[-max_bytes:].decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the connections."""
+        with contextlib.suppress(Exception):  # of a client that is not used any more
+            self._client.rest_client.pool_manager.clear()
+
+    def _ask(self, call: Callable[..., Any], verb: str, resource: str, **arguments: Any) -> Object:
+        answer = self._raw(call, verb, resource, **arguments)
+        try:
+            value = json.loads(answer)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise Unreachable(f"what answers at {self._server} is no Kubernetes API server: {answer[:200]!r}")
+        return value
+
+    def _raw(self, call: Callable[..., Any], verb: str, resource: str, **arguments: Any) -> bytes:
+        what = f"{verb} {resource} in namespace {self._namespace}"
+        timeout = (CONNECT_S, ANSWER_S)
+        try:
+            answer = call(namespace=self._namespace, _preload_content=False, _request_timeout=timeout, **arguments)
+            return bytes(answer.data)
+        except _module("client").ApiException as error:
+            if not error.status:  # an error of TLS
+                raise Unreachable(f"the API server at {self._server} cannot be trusted: {error.reason}") from error
+            raise refusal(error.status, _words(error), what, verb, resource, self._namespace) from error
+        except (_http_error(), OSError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise Unreachable(
+                f"the Kubernetes API server at {self._server} does not answer ({what}): {reason}"
+            ) from error
+
+
+def refusal(status: int, words: str, what: str, verb: str, resource: str, namespace: str) -> Exception:
+    """What the API server has refused, for the user. Pure."""
+    if status == 401:
+        return ClusterError(f"Kubernetes does not know you ({what}): {words}. Log in again, or choose another context=")
+    if status == 403 and "exceeded quota" in words:
+        return ClusterError(f"the quota of namespace {namespace} is used up ({what}): {words}")
+    if status == 403:
+        found = re.search(r'User "([^"]+)"', words)
+        user = found.group(1) if found else "this user"
+        return Forbidden(
+            f"forbidden: {user} may not {verb} {resource} in namespace {namespace}: {words}. "
+            f"Give it a Role with verb {verb!r} on resource {resource!r}; {ROLE_HINT}"
+        )
+    if status == 404 and re.search(r'namespaces? "', words):
+        return ClusterError(
+            f"there is no namespace {namespace!r}: {words}. Make it with: kubectl create namespace {namespace}"
+        )
+    if status == 404:
+        return NotThere(f"{what}: {words}")
+    if status in (400, 422):
+        return UsageError(f"Kubernetes refuses it ({what}): {words}")
+    if status in (429, 500, 502, 503, 504):
+        return Unreachable(f"the Kubernetes API server cannot answer now ({what}): {status}: {words}")
+    return ClusterError(f"Kubernetes refuses it ({what}): {status}: {words}")
+
+
+def host_of_server(context: str | None) -> str:
+    """The host of the API server."""
+    return urllib.parse.urlsplit(_configuration(context).host).hostname or ""
+
+
+def _configuration(context: str | None) -> Any:
+    config, configuration = _module("config"), _module("client").Configuration()
+    try:
+        if context is None and not os.environ.get("KUBECONFIG") and _is_in_a_pod():
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(
+                config_file=os.environ.get("KUBECONFIG") or None, context=context, client_configuration=configuration
+            )
+    except config.ConfigException as error:
+        raise UsageError(
+            f"no Kubernetes configuration (KUBECONFIG, ~/.kube/config or a pod's account) with "
+            f"{'a current context' if context is None else f'context {context!r}'}: {error}"
+        ) from error
+    return configuration
+
+
+def _is_in_a_pod() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ and POD_TOKEN.exists()
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"kubernetes.{name}")
+    except ImportError as error:
+        raise MissingExtra('launcher=Kubernetes(...) needs: pip install "envfleet[kubernetes]"') from error
+
+
+def _http_error() -> type[Exception]:
+    error: type[Exception] = importlib.import_module("urllib3.exceptions").HTTPError
+    return error
+
+
+def _words(error: Any) -> str:
+    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(body).get("message") or error.reason)
+    return body[:500] or str(error.reason)
+
+
+def _items(answer: Object) -> list[Object]:
+    return list(answer.get("items") or [])

@@ -1,0 +1,78 @@
+"""A cluster to test with: always our stand-in; also real servers if ENVFLEET_KUBE_BIN names a folder that has them."""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "cluster"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from api_stand_in import ApiStandIn
+from kube_namespace import Kube, rules_of_deploy
+from node_stand_in import NodeStandIn
+from real_servers import PROGRAMS, RealServers
+
+PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # "python" is this one
+
+
+@pytest.fixture(scope="session")
+def real_servers(tmp_path_factory):
+    bin_folder = os.environ["ENVFLEET_KUBE_BIN"]
+    missing = [each for each in PROGRAMS if not (Path(bin_folder) / each).is_file()]
+    assert not missing, f"ENVFLEET_KUBE_BIN={bin_folder} lacks {', '.join(missing)}"
+    servers = RealServers(Path(bin_folder), tmp_path_factory.mktemp("kube"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(params=["stand-in", "real"] if os.environ.get("ENVFLEET_KUBE_BIN") else ["stand-in"])
+def kube(request, tmp_path, monkeypatch):
+    """A namespace with a node."""
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(tmp_path), "PATH": PATH}
+    if request.param == "stand-in":
+        api = ApiStandIn()
+        kube = Kube(api.admin, api.user("head"), tmp_path, api)
+        node = NodeStandIn(api.admin, env=env)
+    else:
+        api = request.getfixturevalue("real_servers")
+        kube = Kube(api.admin, api.user("head"), tmp_path, None)
+        node = NodeStandIn(api.admin, certificate=api.node_certificate, env=env)
+    kube.node = node
+    kube.allow(rules_of_deploy())
+    monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    try:
+        if request.param == "real":  # pods cannot be made before
+            deadline_s = time.monotonic() + 30
+            while not kube.kind_exists(kube.path("serviceaccounts", "default")) and time.monotonic() < deadline_s:
+                time.sleep(0.1)
+        yield kube
+    finally:
+        if request.param == "stand-in":
+            node.close()
+            api.close()
+        else:
+            kube.admin.delete(f"/api/v1/namespaces/{kube.namespace}")
+            node.close()
+
+
+@pytest.fixture
+def head_environment(kube, tmp_path):
+    """For a head that is a process of its own. If it is killed its folder is left, in one that goes with the test."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path), "KUBECONFIG": str(kube.kubeconfig)}
+
+
+@pytest.fixture(autouse=True)
+def run_folders(monkeypatch, tmp_path):
+    """Runs make their folders in one that only this test uses, and leave none."""
+    with tempfile.TemporaryDirectory(prefix="ef-") as folder, monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+        left = [name for name in os.listdir(folder) if name.startswith("envfleet-")]
+        assert left == []
