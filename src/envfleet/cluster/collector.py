@@ -234,7 +234,8 @@ def _asked(method: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     try:
         return method(*args, **kwargs)
     except Exception as error:
-        raise PolicyError(f"the policy's {getattr(method, "__name__", "method")}() raised {type(error).__name__}: {error}") from error
+        name = getattr(method, "__name__", "method")  # a partial or a callable object has none
+        raise PolicyError(f"the policy's {name}() raised {type(error).__name__}: {error}") from error
 
 
 def _values(policy: Policy, obs: Any, state: dict[str, Any], num_rows: int) -> Array | None:
