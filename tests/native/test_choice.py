@@ -78,6 +78,19 @@ def test_the_registered_class_decides_not_the_name(register):
         envfleet.make("Wrapped-v0", 2, backend="native")
 
 
+def test_an_id_with_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "brings_its_env.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Brought-v0', entry_point=CartPoleEnv, max_episode_steps=7)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with envfleet.make("brings_its_env:Brought-v0", 2) as pool:
+        assert pool.reset(seed=0)[0].shape == (2, 4)
+    with envfleet.ClusterEnv("brings_its_env:Brought-v0", 1, 2) as cluster:
+        assert cluster.reset(seed=0)[0].shape == (2, 4)
+
+
 @pytest.mark.parametrize("env_id", GYMNASIUM_IDS)
 def test_spaces_metadata_and_spec_are_gymnasiums(env_id):
     with warnings.catch_warnings(action="ignore"):  # some ids are out of date

@@ -16,7 +16,7 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.arguments import whole_number
 from envfleet.pool.backend import PoolConfig
-from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of
+from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
 from envfleet.pool.making import BACKENDS
 from envfleet.pool.native_plugins import plugin_file, plugin_names
 
@@ -112,7 +112,7 @@ def _resolved(env: Any) -> Any:
     """Ids registered in this process only mean something as Gymnasium's spec."""
     if isinstance(env, EnvSpec) and env.id is not None:
         env = env.id
-    return gymnasium.spec(env) if isinstance(env, str) else env
+    return registered(env) if isinstance(env, str) else env
 
 
 def _plain_env(env: Env) -> EnvSpec | None:
@@ -125,7 +125,7 @@ def _plain_env(env: Env) -> EnvSpec | None:
     if env_id in plugin_names():
         return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)
     try:
-        entry_point = gymnasium.spec(env_id).entry_point
+        entry_point = registered(env_id).entry_point
     except gymnasium.error.Error:
         entry_point = "gymnasium.envs."  # unknown here; the workers may have it, or will say that they do not
     is_built_in = isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.")

@@ -99,6 +99,8 @@ class Roster:
         if member is not before:
             if before is not None:
                 logger.warning("%s is replaced by a newer process, pid %d on %s", before, member.pid, member.host)
+                desk.problem = f"{before}: a newer process, pid {member.pid} on {member.host}, has taken its place"
+                self.staffing.replaced(member.worker, "a newer process has taken its place")
                 self._send(before.process, encode(Refused(why="a newer process has taken this worker's place")))
             desk.member, desk.is_ready, desk.not_ready = member, False, None
             self.staffing.joined(member.worker)

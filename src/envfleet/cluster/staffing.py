@@ -61,6 +61,11 @@ class Staffing:
         """It is there, also if it was given up: somebody has started it by hand."""
         self.posts[worker].stage = Stage.PRESENT
 
+    def replaced(self, worker: int, problem: str) -> None:
+        """Its next process has joined before it was known that the last one is gone."""
+        self.posts[worker].num_restarts += 1
+        self.posts[worker].problem = problem
+
     def worked(self, worker: int) -> None:
         """An answer of it was accepted: earlier failures do not count any more."""
         self.posts[worker].num_failures = 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envfleet.contract.exits import WorkerExit
 from envfleet.launchers.kubernetes_manifest import INDEX, WORKER_LABEL
+from envfleet.launchers.processes import signal_name
 
 Object = Mapping[str, Any]
 
@@ -91,7 +91,7 @@ def _exit_words(ended: Object) -> str:
     if reason == "OOMKilled":
         return f"was killed because it used more memory than it may (OOMKilled): raise memory_per_worker{tail}"
     if isinstance(code, int) and code > 128 and reason in ("", "Error"):
-        return f"was killed by {_signal_name(code - 128)}{tail}"
+        return f"was killed by {signal_name(code - 128)}{tail}"
     named = f" ({reason})" if reason not in ("", "Error", "Completed") else ""
     return f"ended with exit code {code}{named}{tail}"
 
@@ -180,13 +180,6 @@ def node_words(pod: Object) -> str:
     """Where it is, if it is anywhere."""
     node = (pod.get("spec") or {}).get("nodeName")
     return f" on node {node}" if node else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def last_words(log: str, is_first: bool) -> str:

@@ -58,10 +58,7 @@ class Processes:
             return WorkerStatus(WorkerState.ENDED, "it could not be started")
         if not _has_ended(self._processes[worker]):
             return WorkerStatus(WorkerState.RUNNING)
-        code = self._processes[worker].returncode
-        if code >= 0:
-            return WorkerStatus(WorkerState.ENDED, f"its process ended with exit code {code}")
-        return WorkerStatus(WorkerState.ENDED, f"its process was killed by {_signal_name(-code)}")
+        return WorkerStatus(WorkerState.ENDED, how_it_ended(self._processes[worker].returncode))
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
         """See Job."""
@@ -157,7 +154,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         process.poll()
         return True
     # It is not reaped yet, so its pid, and so the group's, cannot belong to anybody else.
-    _kill_group(process.pid)
+    kill_group(process.pid)
     process.poll()
     if process.stdin is not None:
         process.stdin.close()
@@ -167,19 +164,28 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and everything in its group, and reap it."""
     if not _has_ended(process):
-        _kill_group(process.pid)
+        kill_group(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(KILL_WAIT_S)
     if process.stdin is not None:
         process.stdin.close()
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
+    """End a process that leads a group, and all that is left of the group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _signal_name(number: int) -> str:
+def how_it_ended(code: int) -> str:
+    """In words: what Popen says of a process that has ended."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    return f"its process was killed by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL, not 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

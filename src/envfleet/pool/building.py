@@ -83,11 +83,22 @@ def env_builders(
     return builders
 
 
+def registered(env_id: str) -> GymnasiumSpec:
+    """What is registered under this id, or under "module:id", which is imported first."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"env {env_id!r} names a module that cannot be imported: {error}") from error
+    return gymnasium.spec(name)
+
+
 def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
     if isinstance(env, EnvSpec):
-        return gymnasium.spec(env.id) if env.id is not None else str(env.factory)
+        return registered(env.id) if env.id is not None else str(env.factory)
     if isinstance(env, str):
-        return gymnasium.spec(env)
+        return registered(env)
     if isinstance(env, GymnasiumSpec) or callable(env):
         return env
     raise UsageError(

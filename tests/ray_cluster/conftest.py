@@ -1,0 +1,60 @@
+"""One Ray cluster for each file of this folder; a test leaves no worker, no actor and no placement group in it."""
+
+import contextlib
+import gc
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import ray_lab
+
+from waiting import is_running, wait_until
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not HAS_RAY and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason='ray is not installed: pip install "envfleet[ray]"'))
+
+
+@pytest.fixture(scope="module")
+def ray_nodes():
+    """A cluster with two nodes of two CPUs, and this process connected to it."""
+    with ray_lab.ray_cluster([2, 2]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def more_nodes(ray_nodes):
+    """Adds nodes that go with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def add(**settings):
+            node = ray_nodes.add_node(**settings)
+            stack.callback(lambda: node in ray_nodes.worker_nodes and ray_nodes.remove_node(node, allow_graceful=False))
+            return node
+
+        yield add
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch, tmp_path):
+    """In place of the check for all tests: Ray keeps idle processes, for others, as it likes."""
+    with tempfile.TemporaryDirectory(prefix="ef-") as folder, monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+        gc.collect()
+        assert [name for name in os.listdir(folder) if name.startswith("envfleet-")] == []
+    wait_until(lambda: not any(map(is_running, ray_lab.worker_processes())), "no worker's process is left")
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        wait_until(lambda: ray_lab.alive_actors() == [], "no actor is left")
+        wait_until(lambda: ray_lab.groups() == [], "no placement group is left")
