@@ -39,7 +39,12 @@ from envfleet.version import __version__
 if TYPE_CHECKING:
     from envfleet.cluster.cluster_env import ClusterEnv
     from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
+    from envfleet.launchers.kubernetes import Kubernetes
     from envfleet.launchers.local import Local
+    from envfleet.launchers.manual import Manual
+    from envfleet.launchers.ray import Ray
+    from envfleet.launchers.slurm import Slurm
+    from envfleet.launchers.ssh import SSH
     from envfleet.policies.by_path import PolicySpec
     from envfleet.policies.functions import FunctionPolicy
     from envfleet.policies.noisy_actor import GaussianNoise
@@ -57,12 +62,17 @@ _LATER = {
     "EveryUpdate": "envfleet.cluster.sync",
     "FunctionPolicy": "envfleet.policies.functions",
     "GaussianNoise": "envfleet.policies.noisy_actor",
+    "Kubernetes": "envfleet.launchers.kubernetes",
     "Local": "envfleet.launchers.local",
+    "Manual": "envfleet.launchers.manual",
     "Never": "envfleet.cluster.sync",
     "NormalizedPolicy": "envfleet.policies.normalizing",
     "PolicySpec": "envfleet.policies.by_path",
+    "Ray": "envfleet.launchers.ray",
     "RecurrentTorchPolicy": "envfleet.policies.recurrent",
     "RewardScaler": "envfleet.policies.normalizing",
+    "SSH": "envfleet.launchers.ssh",
+    "Slurm": "envfleet.launchers.slurm",
     "SquashedGaussian": "envfleet.policies.off_policy",
     "TorchPolicy": "envfleet.policies.torch_module",
 }
@@ -79,6 +89,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "APS",
+    "SSH",
     "Acted",
     "Autoreset",
     "Bernoulli",
@@ -101,7 +112,9 @@ __all__ = [
     "GaussianNoise",
     "InvalidAction",
     "JoinTimeout",
+    "Kubernetes",
     "Local",
+    "Manual",
     "MissingExtra",
     "MultiCategorical",
     "Never",
@@ -113,9 +126,11 @@ __all__ = [
     "PolicySpec",
     "PoolClosed",
     "PoolTimeout",
+    "Ray",
     "RecurrentTorchPolicy",
     "RewardScaler",
     "Rollout",
+    "Slurm",
     "SpacesDiffer",
     "SquashedGaussian",
     "StepOnEndedEpisode",

@@ -156,3 +156,27 @@ def test_more_posts_and_fewer(staffing):
     staffing.resize(1, 100.0)
     staffing.resize(2, 120.0)
     assert staffing.late(130.0) == []
+
+
+def test_what_the_engine_says_of_a_worker_that_was_left_to_it_is_no_new_loss(staffing):
+    staffing.joined(0)
+    staffing.lost(0, "it left: its time limit is near", 1.0)
+    assert staffing.take_due(2.0) == [(0, False)]
+    staffing.left_to_engine(0)
+    staffing.lost(0, "its job has ended", 3.0)
+    assert staffing.take_due(3.0) == [(0, False)]  # at once, and this time we restart it
+    post = staffing.posts[0]
+    assert (post.num_failures, post.num_restarts, post.problem) == (1, 1, "it left: its time limit is near")
+    staffing.lost(0, "its job has ended again", 4.0)
+    assert post.num_failures == 2
+
+
+def test_the_process_that_the_engine_replaces_was_counted_when_its_connection_was_lost(staffing):
+    staffing.joined(0)
+    staffing.lost(0, "its connection is closed", 1.0)
+    staffing.take_due(2.0)
+    staffing.left_to_engine(0)
+    staffing.revived(0, 1, "its pod failed")
+    assert staffing.posts[0].num_failures == 1
+    staffing.revived(0, 3, "its pod failed")
+    assert staffing.posts[0].num_failures == 3

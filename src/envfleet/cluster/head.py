@@ -176,6 +176,11 @@ class Head:
         with self._socket.aside():
             return self.roster.take_due(_now_s())
 
+    def left_to_engine(self, worker: int) -> None:
+        """A worker that was due is left to the launcher's engine."""
+        with self._socket.aside():
+            self.roster.staffing.left_to_engine(worker)
+
     def not_started(self, worker: int, why: str) -> None:
         """The launcher could not start a worker just now."""
         with self._socket.aside():

@@ -112,7 +112,7 @@ class Keeper:
     def _start_again(self, worker: int, is_late: bool) -> None:
         is_alive = self._statuses[worker].state in (WorkerState.PENDING, WorkerState.RUNNING)
         if self._job.revives and is_alive and not is_late:
-            return  # the engine is at it
+            return self._head.left_to_engine(worker)
         try:
             self._job.restart(worker)
         except EnvFleetError as error:

@@ -30,6 +30,8 @@ class Post:
     num_restarts: int = 0
     problem: str = ""  # the last one
     is_late: bool = False  # it was lost because it did not join
+    is_left_to_engine: bool = False  # the launcher's engine is to start it again: what it says next is no new loss
+    is_same_loss: bool = False  # the engine has not done so: that was counted before
     num_revivals: int = 0  # failures that the launcher's engine has put right by itself, as far as it was counted
 
 
@@ -60,6 +62,11 @@ class Staffing:
     def joined(self, worker: int) -> None:
         """It is there, also if it was given up: somebody has started it by hand."""
         self.posts[worker].stage = Stage.PRESENT
+        self.posts[worker].is_left_to_engine = False
+
+    def left_to_engine(self, worker: int) -> None:
+        """A worker that was due is not restarted by us: the launcher's engine is at it."""
+        self.posts[worker].is_left_to_engine = True
 
     def replaced(self, worker: int, problem: str) -> None:
         """Its next process has joined before it was known that the last one is gone."""
@@ -74,6 +81,9 @@ class Staffing:
         """It is gone. The new stage says whether it will be started again."""
         post = self.posts[worker]
         if post.stage in (Stage.LOST, Stage.GIVEN_UP):
+            return post.stage
+        if post.is_left_to_engine:
+            post.stage, post.restart_s, post.is_same_loss, post.is_left_to_engine = Stage.LOST, now_s, True, False
             return post.stage
         post.problem = problem
         post.num_failures += 1
@@ -101,6 +111,8 @@ class Staffing:
         num_new, post.num_revivals = num_revivals - post.num_revivals, num_revivals
         if num_new <= 0 or post.stage is not Stage.STARTING:
             return False  # one that had joined is noticed, and counted, when its connection is lost
+        if post.is_left_to_engine:
+            num_new, post.is_left_to_engine = num_new - 1, False
         post.num_failures += num_new
         post.problem = problem
         if post.num_failures <= self.max_restarts:
@@ -118,8 +130,8 @@ class Staffing:
         due = [w for w, post in enumerate(self.posts) if post.stage is Stage.LOST and post.restart_s <= now_s]
         late = [self.posts[worker].is_late for worker in due]
         for worker in due:
-            self.posts[worker].num_restarts += 1
-            self.posts[worker].is_late = False
+            self.posts[worker].num_restarts += not self.posts[worker].is_same_loss
+            self.posts[worker].is_late = self.posts[worker].is_same_loss = False
             self.started(worker, now_s)
         return list(zip(due, late, strict=True))
 
