@@ -11,7 +11,7 @@ from envfleet.launchers import slurm_commands, slurm_job
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.slurm import Slurm
 from envfleet.launchers.slurm_commands import QueueWatch, environment_outside_jobs, run_slurm
-from envfleet.launchers.slurm_script import elements_of
+from envfleet.launchers.slurm_queue import elements_of
 from waiting import wait_until
 
 JOB = WorkerJob(num_workers=2, argv=("-m", "worker"), environment={"ENVFLEET_KEYS": "secret"}, run_dir=Path())

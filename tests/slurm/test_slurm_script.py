@@ -13,10 +13,9 @@ import pytest
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.slurm import Slurm
+from envfleet.launchers.slurm_queue import Element, elements_of
 from envfleet.launchers.slurm_script import (
-    Element,
     array_of,
-    elements_of,
     head_script,
     job_id_of,
     sbatch_arguments,

@@ -18,7 +18,8 @@ from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import Job, WorkerJob
 from envfleet.launchers.slurm_commands import run_slurm
 from envfleet.launchers.slurm_job import ArrayJob, StepsJob
-from envfleet.launchers.slurm_script import node_addresses_arguments, seconds_of
+from envfleet.launchers.slurm_queue import node_addresses_arguments
+from envfleet.launchers.slurm_script import seconds_of
 
 ASK_S = 10.0
 MOST_NODES_ASKED = 8

@@ -14,14 +14,12 @@ from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import Command, Processes, end_of_file
 from envfleet.launchers.slurm_commands import ANSWER_S, QueueWatch, environment_outside_jobs, run_slurm
+from envfleet.launchers.slurm_queue import Element, elements_of, squeue_arguments
 from envfleet.launchers.slurm_script import (
     THREAD_VARIABLES,
-    Element,
-    elements_of,
     job_id_of,
     sbatch_arguments,
     sbatch_script,
-    squeue_arguments,
     srun_arguments,
     step_name,
     step_queue_arguments,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envfleet.contract.exits import WorkerExit
-from envfleet.launchers.launcher import WorkerJob, WorkerState
+from envfleet.launchers.launcher import WorkerJob
 
 if TYPE_CHECKING:
     from envfleet.launchers.slurm import Slurm
@@ -55,7 +54,9 @@ def sbatch_options(settings: Slurm, workers: Iterable[int], name: str) -> list[s
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={settings.cpus_per_worker}",
-        *_given(("mem", settings.mem_per_worker), ("gres", f"gpu:{gpus}" if (gpus := _gpus(settings)) else None)),
+        *given_options(
+            ("mem", settings.mem_per_worker), ("gres", f"gpu:{gpus}" if (gpus := _gpus(settings)) else None)
+        ),
         *_place(settings),
         f"--output={log_dir}/worker-%a.log",
         "--open-mode=append",
@@ -159,7 +160,7 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
         "--job-name=envfleet",
         f"--ntasks={num_workers + 1}",
         f"--cpus-per-task={settings.cpus_per_worker}",
-        *_given(
+        *given_options(
             ("mem-per-cpu", _mem_per_cpu(settings.mem_per_worker, settings.cpus_per_worker)),
             ("gpus-per-task", _gpus(settings)),
         ),
@@ -194,7 +195,7 @@ def srun_arguments(settings: Slurm, job: WorkerJob, worker: int, name: str) -> l
         "--exact",  # no more than that: the other workers need theirs
         # Zero: the step has the memory of the job, and takes none of it away from the others.
         f"--mem={settings.mem_per_worker or 0}",
-        *_given(("gpus-per-task", _gpus(settings))),
+        *given_options(("gpus-per-task", _gpus(settings))),
         "--kill-on-bad-exit=0",
         "--no-kill",
         "--input=none",
@@ -223,7 +224,7 @@ def steps_of(lines: str) -> dict[str, str]:
 
 
 def _place(settings: Slurm) -> list[str]:
-    place = _given(
+    place = given_options(
         ("time", settings.time_limit),
         ("partition", settings.partition),
         ("account", settings.account),
@@ -233,7 +234,8 @@ def _place(settings: Slurm) -> list[str]:
     return [*place, "--exclusive"] if settings.exclusive else place
 
 
-def _given(*options: tuple[str, object]) -> list[str]:
+def given_options(*options: tuple[str, object]) -> list[str]:
+    """Options of a command; those that are None are left out."""
     return [f"--{name}={value}" for name, value in options if value is not None]
 
 
@@ -290,109 +292,3 @@ def seconds_of(time_limit: str) -> int:
     if match[1] is not None or match[4] is not None:
         return ((days * 24 + first) * 60 + second) * 60 + third
     return first * 60 + second
-
-
-# -- the queue --
-
-QUEUE_FORMAT = "%i|%T|%N|%r"
-
-
-def squeue_arguments(name: str, user_id: int) -> list[str]:
-    """All jobs of a run, one line for each element, also those that have ended not long ago."""
-    # The controller picks out a user's jobs itself; a name is looked for in what it has sent.
-    filters = [f"--user={user_id}", f"--name={name}", "--states=all"]
-    return ["squeue", "--noheader", "--array", *filters, f"--format={QUEUE_FORMAT}"]
-
-
-@dataclass(frozen=True, slots=True)
-class Element:
-    """One element of a job array, as squeue shows it."""
-
-    element_id: str  # "12_3"
-    state: str  # "RUNNING"
-    node: str  # "" while it has none
-    reason: str  # why it waits, or has failed
-
-    @property
-    def worker_state(self) -> WorkerState:
-        """What that means for its worker."""
-        if self.state == "PENDING" and _NEVER.search(self.reason):
-            return WorkerState.REFUSED
-        if self.state == "PENDING" and "launch" in self.reason.lower():
-            return WorkerState.ENDED  # Slurm failed to start it, and holds it for good: a new one may have more luck
-        if self.state in _WAITING:
-            return WorkerState.PENDING
-        return WorkerState.ENDED if self.state in _OVER else WorkerState.RUNNING
-
-    @property
-    def is_over(self) -> bool:
-        """It is out of the queue."""
-        return self.state in _OVER
-
-    def __str__(self) -> str:
-        """In words, for the user."""
-        place = f" on {self.node}" if self.node else ""
-        reason = f" ({self.reason})" if self.reason not in ("", "None") and self.state != "RUNNING" else ""
-        hint = f"; to let it go on: scontrol release {self.element_id}" if self.reason.startswith("JobHeld") else ""
-        return f"Slurm job {self.element_id}{place}: {self.state}{reason}{hint}"
-
-
-_WAITING = frozenset(
-    (
-        "PENDING",
-        "CONFIGURING",
-        "REQUEUED",
-        "REQUEUE_FED",
-        "REQUEUE_HOLD",
-        "RESV_DEL_HOLD",
-        "SPECIAL_EXIT",
-        "STOPPED",
-        "SUSPENDED",
-    )
-)
-_OVER = frozenset(
-    (
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "LAUNCH_FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "RECONFIG_FAIL",
-        "REVOKED",
-        "TIMEOUT",
-    )
-)
-# Reasons that stay as long as the request stays as it is: somebody must change it, or the limits of the cluster.
-# Limits of what a user, group or account has at one time are none of these, nor are jobs that somebody holds.
-_NEVER = re.compile(
-    "BadConstraints|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied"
-    "|PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|PerJob|MinCpuNotSatisfied|MinGRES|MinMemory|MaxCpuPerNode|MaxMemPerLimit"
-)
-
-
-def elements_of(lines: str) -> dict[str, Element]:
-    """What squeue has printed, by element id. Pending elements that it wrote as one, "12_[0-3]", are taken apart."""
-    elements: dict[str, Element] = {}
-    for line in lines.splitlines():
-        parts = line.strip().split("|", 3)
-        if len(parts) == 4:
-            for element_id in _element_ids(parts[0]):
-                elements[element_id] = Element(element_id, *parts[1:])
-    return elements
-
-
-def _element_ids(text: str) -> list[str]:
-    job_id, bracket, numbers = text.partition("_[")
-    if not bracket:
-        return [text]
-    spans = (span.partition("-") for span in numbers.rstrip("]").partition("%")[0].split(","))
-    return [f"{job_id}_{number}" for low, _, high in spans for number in range(int(low), int(high or low) + 1)]
-
-
-def node_addresses_arguments(partition: str | None, nodes: str | None) -> list[str]:
-    """Ask for the addresses of a partition's nodes, or of these nodes."""
-    return ["sinfo", "--noheader", "--Node", "--format=%o", *_given(("partition", partition), ("nodes", nodes))]
