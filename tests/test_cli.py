@@ -1,5 +1,6 @@
 """The command `envfleet`: what it prints is what the launchers submit, and it submits nothing."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -45,8 +46,9 @@ def test_the_script_of_slurm(capsys):
 
 
 def test_one_script_for_learner_and_workers(capsys):
-    script = printed(capsys, "slurm-script", "--num-workers", "2", "--", "python", "train.py", "--seed", "1")
-    assert script == head_script(Slurm(), 2, ["python", "train.py", "--seed", "1"])
+    learner = ["python", "train.py", "--num-workers", "7", "--", "--head", "x"]
+    script = printed(capsys, "slurm-script", "--num-workers", "2", "--", *learner)
+    assert script == head_script(Slurm(), 2, learner)
 
 
 def test_the_manifest_of_kubernetes(capsys):
@@ -71,7 +73,16 @@ def test_settings_that_are_wrong_are_named(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["no-such-command"], ["kubernetes-manifest"], ["slurm-script", "--num-workers", "0"], ["slurm-script", "-x"]],
+    [
+        [],
+        ["slurm-script", "python", "train.py", "--head", "3"],
+        ["kubernetes-manifest", "--image", "a", "--", "b"],
+        ["slurm-script", "--part", "cpu"],
+        ["no-such-command"],
+        ["kubernetes-manifest"],
+        ["slurm-script", "--num-workers", "0"],
+        ["slurm-script", "-x"],
+    ],
 )
 def test_usage_is_explained(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
@@ -84,3 +95,13 @@ def test_the_command_is_installed():
     command = os.path.join(os.path.dirname(sys.executable), "envfleet")
     said = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60.0, check=True).stdout
     assert said == f"envfleet {__version__}\n"
+
+
+def test_what_cannot_be_written_is_said(monkeypatch, capsys):
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main(["slurm-script"]) == 2
+        patch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert "No space left" in capsys.readouterr().err

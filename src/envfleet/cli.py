@@ -26,50 +26,65 @@ SOME_HEAD = "tcp://HEAD:PORT"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    arguments = _parser().parse_args(argv)
+    own, learner = _split(list(sys.argv[1:] if argv is None else argv))
+    parser = _parser()
+    arguments = parser.parse_args(own)
+    if learner is not None and not arguments.has_learner:
+        parser.error("a command after -- is for slurm-script")
     try:
-        sys.stdout.write(arguments.run(arguments))
-    except EnvFleetError as error:
+        sys.stdout.write(arguments.run(arguments, learner))
+        sys.stdout.flush()
+    except (EnvFleetError, OSError) as error:
         print(f"envfleet: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
+    """Our own arguments, and the learner's command after --, whose options are no business of ours."""
+    if "--" not in argv:
+        return argv, None
+    place = argv.index("--")
+    return argv[:place], argv[place + 1 :] or None
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="envfleet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="envfleet", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"envfleet {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     slurm = commands.add_parser(
         "slurm-script",
+        allow_abbrev=False,
+        usage="envfleet slurm-script [OPTION ...] [-- COMMAND ...]",
         help="print the sbatch script of Slurm(...)",
         description="Print the script that ClusterEnv(launcher=Slurm(...)) submits. With a COMMAND after --: the "
         "script of one job in which that command is the learner, and starts its workers inside the job.",
     )
     _add_common(slurm)
     _add_settings(slurm, Slurm)
-    slurm.add_argument("learner", nargs="*", metavar="COMMAND", help="the learner's command, after --")
-    slurm.set_defaults(run=_slurm_script)
+    slurm.set_defaults(run=_slurm_script, has_learner=True)
 
     kubernetes = commands.add_parser(
         "kubernetes-manifest",
+        allow_abbrev=False,
         help="print the YAML of Kubernetes(...)",
         description="Print what ClusterEnv(launcher=Kubernetes(...)) creates; the keys of the run are left out.",
     )
     _add_common(kubernetes)
     _add_settings(kubernetes, Kubernetes)
-    kubernetes.set_defaults(run=_kubernetes_manifest)
+    kubernetes.set_defaults(run=_kubernetes_manifest, has_learner=False)
     return parser
 
 
-def _slurm_script(arguments: argparse.Namespace) -> str:
+def _slurm_script(arguments: argparse.Namespace, learner: list[str] | None) -> str:
     settings = Slurm(**_given(arguments, Slurm))
-    if arguments.learner:
-        return head_script(settings, arguments.num_workers, arguments.learner)
+    if learner is not None:
+        return head_script(settings, arguments.num_workers, learner)
     return sbatch_script(settings, _job(arguments))
 
 
-def _kubernetes_manifest(arguments: argparse.Namespace) -> str:
+def _kubernetes_manifest(arguments: argparse.Namespace, _: list[str] | None) -> str:
     return manifest_yaml(Kubernetes(**_given(arguments, Kubernetes)), _job(arguments))
 
 

@@ -47,11 +47,12 @@ FOLDER = Path("/run/somewhere")
         (None, "tcp://127.0.0.1", Somewhere(), "tcp://127.0.0.1:0"),
         (None, "203.0.113.9:5555", Somewhere(), "tcp://0.0.0.0:5555"),  # of a gateway, not of this machine
         (None, "envfleet-head:5555", Somewhere(), "tcp://0.0.0.0:5555"),
+        (None, "[2001:db8::7]:5555", Somewhere(), "tcp://[::]:5555"),
         ("tcp://127.0.0.1:7", "203.0.113.9:5555", Somewhere(), "tcp://127.0.0.1:7"),
     ],
 )
 def test_where_the_head_listens(address, head_address, launcher, listens):
-    if "::1" in listens and not _has_version_6():
+    if "::1" in listens and not has_version_6():
         pytest.skip("this machine has no IP version 6")
     assert listening_address(address, head_address, launcher, FOLDER) == listens
 
@@ -76,6 +77,12 @@ def test_where_workers_find_it(head_address, bound, found):
 def test_addresses_that_are_none(address):
     with pytest.raises(UsageError, match="address"):
         split(address, "address")
+
+
+@pytest.mark.parametrize("head_address", ["0.0.0.0", "tcp://[::]:5555"])
+def test_nobody_finds_a_head_everywhere(head_address):
+    with pytest.raises(UsageError, match="nobody can find"):
+        listening_address(None, head_address, Somewhere(), FOLDER)
 
 
 def test_ipc_does_not_leave_this_machine():
@@ -125,7 +132,7 @@ def run(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30.0).stdout
 
 
-def _has_version_6():
+def has_version_6():
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         probe.bind(("::1", 0))
         return True

@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import gymnasium
 import pytest
+import zmq  # noqa: TID253 - a head that does not answer is made of it
 from detach_agents import DiscreteAgent
+from test_addressing import has_version_6
 
 from envfleet import ClusterEnv
 from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys
@@ -164,6 +167,26 @@ def test_a_file_that_holds_no_keys(tmp_path, mode, text, message):
     assert message in ended.stderr
 
 
+def test_one_whose_time_is_up_before_it_is_taken_in():
+    """A head that does not answer: it listens, and says nothing."""
+    keys = RunKeys.make()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as deaf:
+        deaf.curve_server, deaf.curve_secretkey, deaf.curve_publickey = True, keys.head_secret, keys.head_public
+        port = deaf.bind_to_random_port("tcp://127.0.0.1")
+        command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", f"tcp://127.0.0.1:{port}"]
+        environment = {**os.environ, KEYS_VARIABLE: keys.for_workers()}
+        worker = subprocess.Popen([*command, "--worker", "0"], env=environment, stderr=subprocess.DEVNULL)
+        assert deaf.poll(30_000)  # it asks to join
+        worker.send_signal(signal.SIGUSR1)
+        assert worker.wait(20.0) == WorkerExit.OUT_OF_TIME
+
+
+@pytest.mark.skipif(not has_version_6(), reason="this machine has no IP version 6")
+def test_head_and_worker_meet_at_an_address_of_version_6():
+    with ClusterEnv("CartPole-v1", 1, 2, backend="serial", address="tcp://[::1]:0") as envs:
+        assert envs.reset(seed=0)[0].shape == (2, 4)
+
+
 def test_one_that_finds_no_head_says_so():
     command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", "tcp://127.0.0.1:9", "--worker", "0"]
     environment = {**os.environ, KEYS_VARIABLE: RunKeys.make().for_workers()}
@@ -199,6 +222,44 @@ def test_a_head_that_is_ended_by_a_signal_cancels_its_job(number):
     wait_until(lambda: not is_running(worker), "the worker is gone")
 
 
+IN_LAUNCH = HEAD.replace(
+    "class Told(Kept):",
+    """class Told(Kept):
+    def launch(self, job):
+        try:
+            super().launch(job)
+            print(self.processes[0][0].pid, flush=True)
+            time.sleep(60)
+        except BaseException:
+            self.cancel(5.0)
+            raise
+""",
+)
+
+
+def test_sigterm_while_workers_are_being_started():
+    command = [sys.executable, "-c", IN_LAUNCH.format(path=sys.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as head:
+        worker = int(head.stdout.readline())
+        head.terminate()
+        assert head.stdout.read().split() == ["cancelled"]
+        assert head.wait(20.0) == 128 + signal.SIGTERM
+    wait_until(lambda: not is_running(worker), "the worker is gone")
+
+
+def test_sigterm_does_not_wait_for_threads(run_folders):
+    thread = "import threading\nthreading.Thread(target=time.sleep, args=[45]).start()\nwith cluster(Told"
+    command = [sys.executable, "-c", HEAD.replace("with cluster(Told", thread).format(path=sys.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as head:
+        worker = int(head.stdout.readline())
+        head.terminate()
+        assert head.stdout.readline() == "cancelled\n"
+        assert head.poll() is None  # the thread still sleeps
+        wait_until(lambda: not is_running(worker), "the worker is gone")
+        wait_until(lambda: run_folders() == [], "the run's folder is gone")
+        head.kill()
+
+
 def test_sigterm_is_as_before_when_no_run_is_left():
     before = signal.getsignal(signal.SIGTERM)
     first, second = cluster(Kept()), cluster(Kept())
@@ -206,6 +267,12 @@ def test_sigterm_is_as_before_when_no_run_is_left():
     first.close()
     assert signal.getsignal(signal.SIGTERM) is not before
     second.close()
+    assert signal.getsignal(signal.SIGTERM) is before
+    third = cluster(Kept())
+    other = threading.Thread(target=third.close)  # where handlers cannot be changed
+    other.start()
+    other.join(30.0)
+    cluster(Kept()).close()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

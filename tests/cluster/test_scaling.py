@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import gymnasium
@@ -114,7 +115,7 @@ def test_what_cannot_be_scaled():
 
 
 class Reluctant:
-    """Local workers, of an engine that refuses to start more than two."""
+    """Local workers, of an engine that has two of them, and refuses to change that."""
 
     is_on_this_host = True
     head_address = None
@@ -124,22 +125,63 @@ class Reluctant:
         local = Local().launch(job)
 
         def resize(num_workers):
-            if num_workers > 2:
-                raise ClusterError("no more than two")
-            type(local).resize(local, num_workers)
+            raise ClusterError("two, and no others")
 
         local.resize = resize
         return local
 
 
-def test_nothing_has_changed_if_the_engine_refuses():
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_nothing_has_changed_if_the_engine_refuses(num_workers):
     agent = DiscreteAgent()
     with cluster(launcher=Reluctant()) as envs:
+        envs.set_attr("tag", [1, 2, 3, 4])
         stream = envs.stream(agent, 4)
-        with pytest.raises(ClusterError, match="no more than two"):
-            envs.scale(3)
-        assert envs.num_workers == 2
         collected_from(stream, {0, 1})
+        with pytest.raises(ClusterError, match="two, and no others"):
+            envs.scale(num_workers)
+        assert envs.num_workers == 2
+        for _ in range(10):  # also what was on its way before
+            collected_from(stream, {0, 1})
+        stream.close()
+        assert envs.get_attr("tag") == (1, 2, 3, 4)
+
+
+def test_a_worker_that_was_killed_while_idle_is_no_obstacle():
+    with cluster(1, reconnect_s=0.3) as envs:
+        for num_restarts in range(1, 4):
+            before = envs.stats().workers[0].pid
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda before=before: envs.stats().workers[0].pid != before, "it is replaced")
+            wait_until(lambda: envs._head.desks[0].is_ready, "its pool is built")
+            assert envs.stats().workers[0].num_restarts == num_restarts
+        envs.scale(2)
+        assert envs.reset(seed=0)[0].shape == (4, 4)
+
+
+def test_the_workers_that_go_are_no_strangers():
+    agent = DiscreteAgent()
+    with cluster(3) as envs:
+        stream = envs.stream(agent, 4)
+        collected_from(stream, {0, 1, 2})
+        envs.scale(1)
+        for _ in range(20):
+            next(stream)
+        assert envs.stats().num_refused == {}
+
+
+def test_a_fork_cannot_use_it():
+    with cluster(1) as envs:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                envs.scale(2)
+            except envfleet.PoolClosed:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert envs.reset(seed=0)[0].shape == (2, 4)
 
 
 class OneOf:
@@ -196,12 +238,12 @@ class Queue:
 def test_those_who_are_there_begin_and_others_join_as_they_come():
     queue = Queue({1})
     agent = DiscreteAgent()
-    with cluster(launcher=queue, min_workers=1, join_timeout_s=1.0) as envs:
+    with cluster(launcher=queue, min_workers=1) as envs:
         stream = envs.stream(agent, 8)
         assert {int(next(stream).workers[0]) for _ in range(10)} == {0}
         queue.waiting.clear()
         collected_from(stream, {0, 1})
-        assert envs.stats().workers[1].num_restarts == 0  # time in the queue does not count
+        assert envs.stats().workers[1].num_restarts == 0
 
 
 def test_time_in_the_queue_has_a_limit_of_its_own(capfd):
@@ -212,6 +254,62 @@ def test_time_in_the_queue_has_a_limit_of_its_own(capfd):
         pass
     assert "queue_timeout_s" in str(caught.value)
     assert "1 of 2 workers are ready, 1 pending: worker 1: job 1: Priority" in capfd.readouterr().err
+
+
+def test_fewer_workers_need_no_wait_and_more_wait_no_longer_than_said():
+    queue = Queue({1, 2})
+    queue.resize = lambda num_workers: None
+    with cluster(3, launcher=queue, min_workers=1) as envs:
+        envs.scale(2)
+        envs.scale(3)  # one is enough, as at the start
+        envs.close()
+    queue = Queue({1})
+    queue.resize = lambda num_workers: None
+    with cluster(1, launcher=queue) as envs:
+        with pytest.raises(envfleet.JoinTimeout, match="job 1: Priority"):
+            envs.scale(2, timeout_s=1.5)
+        queue.waiting.clear()
+        assert envs.rollout(DiscreteAgent(), 4).rewards.shape == (4, 4)  # it has come since
+
+
+@pytest.mark.parametrize("is_first_slow", [True, False])
+def test_one_that_cannot_be_built_is_no_matter_if_others_are_enough(is_first_slow):
+    def make(env_id):
+        if env_id == 1:
+            raise RuntimeError("not here")
+        time.sleep(3.0 if is_first_slow else 0.0)
+        return gymnasium.make("CartPole-v1")
+
+    makers = [lambda env_id=env_id: make(env_id) for env_id in range(2)]
+    with ClusterEnv(makers, 2, 1, backend="serial", min_workers=1) as envs:
+        stream = envs.stream(DiscreteAgent(), 4)
+        assert int(next(stream).workers[0]) == 0
+    with pytest.raises(envfleet.WorkerFailed, match="not here"):
+        ClusterEnv(makers, 2, 1, backend="serial")
+
+
+def test_a_launcher_that_cannot_say_how_its_workers_are_does_not_stop_the_clock():
+    queue = Queue(set())
+    queue.status = lambda worker: 1 / 0
+    with (
+        pytest.raises(envfleet.JoinTimeout, match="the launcher has not said"),
+        cluster(launcher=queue, start_timeout_s=2.0),
+    ):
+        pass
+
+
+def test_a_slow_launcher_delays_no_deadline():
+    queue = Queue(set())
+    is_over = threading.Event()
+    queue.restart = lambda worker: is_over.wait(30.0)
+    with cluster(launcher=queue, reconnect_s=0.3) as envs:
+        os.kill(envs.stats().workers[1].pid, signal.SIGKILL)
+        wait_until(lambda: envs.stats().workers[1].stage == "starting", "the launcher is asked to restart it")
+        started_s = time.monotonic()
+        with pytest.raises(envfleet.ClusterTimeout):
+            envs.rollout(DiscreteAgent(), 4, timeout_s=0.5)
+        assert time.monotonic() - started_s < 20.0  # of the 30 that the launcher takes
+        is_over.set()
 
 
 def test_a_refused_worker_is_told_at_once():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envfleet.cluster.staffing import FIRST_BACKOFF_S, MOST_BACKOFF_S, TRY_AGAIN_S, Staffing, Stage
+from envfleet.cluster.staffing import FIRST_BACKOFF_S, MOST_BACKOFF_S, MOST_TRY_AGAIN_S, TRY_AGAIN_S, Staffing, Stage
 
 
 @pytest.fixture
@@ -129,6 +129,22 @@ def test_an_engine_that_could_not_start_one_is_asked_again(staffing):
     assert (staffing.posts[0].num_failures, staffing.posts[0].problem) == (1, "the controller does not answer")
     assert staffing.take_due(11.0 + TRY_AGAIN_S - 0.1) == []
     assert staffing.take_due(11.0 + TRY_AGAIN_S) == [(0, False)]
+    staffing.not_started(0, "the controller does not answer", 20.0)
+    assert staffing.take_due(20.0 + TRY_AGAIN_S) == []  # twice as long each time
+    assert staffing.take_due(20.0 + 2 * TRY_AGAIN_S) == [(0, False)]
+    for _ in range(100):
+        staffing.not_started(0, "the controller does not answer", 30.0)
+    assert staffing.posts[0].restart_s == 30.0 + MOST_TRY_AGAIN_S
+    staffing.joined(0)
+    assert staffing.posts[0].num_refusals == 0
+
+
+def test_one_that_was_told_to_leave_has_not_failed(staffing):
+    for _ in range(20):
+        staffing.joined(0)
+        assert staffing.lost(0, "it left: its time limit is near", 0.0, is_failure=False) is Stage.LOST
+        assert staffing.take_due(1.0) == [(0, False)]
+    assert (staffing.posts[0].num_failures, staffing.posts[0].num_restarts) == (0, 20)
 
 
 def test_processes_that_the_engine_replaces_before_they_join_are_failures(staffing):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import socket
 from pathlib import Path
 
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import Launcher
 
+logger = logging.getLogger("envfleet.cluster")
+
 SOMEWHERE = "192.0.2.1"  # an address that belongs to nobody: the way to it is the default route
 ANY_PORT = 9  # nothing is sent there
+EVERYWHERE = ("0.0.0.0", "[::]", "*")  # all interfaces: a head can listen there, but nobody can find it there
 
 
 def listening_address(address: str | None, head_address: str | None, launcher: Launcher, folder: Path) -> str:
@@ -28,8 +32,11 @@ def listening_address(address: str | None, head_address: str | None, launcher: L
         return f"tcp://{host}:{port or 0}"
     if head_address is not None:
         host, port = split(head_address, "head_address")
+        if host in EVERYWHERE:
+            raise UsageError(f"head_address is where workers find the head; nobody can find {host!r}: say address=")
         # What is no address of this machine is a name or a gateway for it: any of its own may be meant.
-        return f"tcp://{host if _is_own(host) else '0.0.0.0'}:{port or 0}"
+        everywhere = "[::]" if host.startswith("[") else "0.0.0.0"
+        return f"tcp://{host if _is_own(host) else everywhere}:{port or 0}"
     return f"tcp://{_bracketed(address_towards(launcher.host_of_workers()))}:0"
 
 
@@ -43,7 +50,7 @@ def advertised_address(head_address: str | None, bound: str, launcher: Launcher)
             return head_address
         said_host, said_port = split(head_address, "head_address")
         return f"tcp://{said_host}:{said_port or port}"
-    if host in ("0.0.0.0", "[::]"):
+    if host in EVERYWHERE:
         host = _bracketed(address_towards(launcher.host_of_workers()))
     return f"tcp://{host}:{port}"
 
@@ -60,7 +67,10 @@ def address_towards(host: str | None) -> str:
         with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
             probe.connect(target)
             return str(probe.getsockname()[0])
-    if host is None:  # a machine without a network
+    if host is None:
+        logger.warning(
+            "this machine has no default route: workers can find the head from this machine only (127.0.0.1)"
+        )
         return "127.0.0.1"
     raise ClusterError(f"there is no route to {host!r} from here; give address= or head_address=")
 

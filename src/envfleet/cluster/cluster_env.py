@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -149,6 +150,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if min_workers is not None and not 1 <= whole_number("min_workers", min_workers) <= self.num_workers:
             raise UsageError(f"min_workers must be between 1 and num_workers={self.num_workers}; got {min_workers}")
         self._template, self._env, self._env_kwargs = template, env, env_kwargs
+        self._min_workers = min_workers
+        self._owner_pid = os.getpid()
         self._attributes: dict[str, Any] = {}  # that set_attr() has set to one value for all envs
         plans, pickles = self._plans_for(self.num_workers)
         config = RunConfig(
@@ -329,8 +332,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """More workers, or fewer: the last ones go. `num_envs`, `batch_size` and the spaces follow.
 
         While a stream runs it goes on: new workers join it when they are there, and rollouts of those that go, if they
-        were not taken, are dropped. At other times this waits until new workers are ready, as the constructor does,
-        `timeout_s` at most (None: `start_timeout_s`); before the next step() all envs must be reset.
+        were not taken, are dropped. At other times this waits until new workers are ready, as the constructor does, and
+        `timeout_s` at most, if that is said: after JoinTimeout they may still come. Before the next step() all envs
+        must be reset.
         """
         self._require_open()
         num_workers = whole_number("num_workers", num_workers)
@@ -339,12 +343,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         num_envs = num_workers * self.num_envs_per_worker
         batch_size = self._batch_size_of(self._given_batch_size, num_envs)
         seeds_of(self._first_seed, num_envs)
+        is_more = num_workers > self.num_workers
         self._run.resize(*self._plans_for(num_workers), self._attributes)
         self.num_workers, self.num_envs, self.batch_size = num_workers, num_envs, batch_size
         self._stepping.drop()
         self._set_spaces()
-        if not self._run.is_busy:
-            self._run.wait_until_ready(self._start_timeout_s if timeout_s is None else timeout_s)
+        if is_more and not self._run.is_busy:
+            self._run.wait_until_ready(self._start_timeout_s, self._min_workers, timeout_s)
 
     def stats(self) -> RunStats:
         """Counters for each worker; printed, they are one line."""
@@ -411,6 +416,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def _require_open(self) -> None:
         if self.closed:
             raise PoolClosed("this cluster was closed; make another one")
+        if os.getpid() != self._owner_pid:
+            raise PoolClosed(f"this cluster belongs to process {self._owner_pid}; a fork of it must make its own")
 
 
 def _positive(name: str, seconds: float) -> float:

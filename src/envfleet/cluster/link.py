@@ -161,9 +161,9 @@ class Link:
         weights: tuple[Weights, Arrays] = self._ask(pull, came, PULL_S, "for weights", order)
         return weights
 
-    def close(self, why: str) -> None:
+    def close(self, why: str, is_failure: bool) -> None:
         """Say goodbye."""
-        self._send(encode(Leaving(why=why)))
+        self._send(encode(Leaving(why=why, is_failure=is_failure)))
         self._dealer.setsockopt(zmq.LINGER, 500)
         self._watchdog.close()
         self._dealer.close()
@@ -182,6 +182,8 @@ class Link:
             now_s = time.monotonic()
             if order is not None and order <= self.cancelled_through:
                 raise Cancelled
+            if order is None and self.finish_because is not None:  # it has not begun anything
+                raise Leave(self.finish_because, WorkerExit.OUT_OF_TIME)
             if now_s > deadline_s:
                 raise ClusterError(f"the head did not answer within {timeout_s:g} s when asked {what}")
             if now_s >= next_s:

@@ -70,6 +70,10 @@ class Membership:
             member.gone_s = None
         return member
 
+    def was_member(self, process: bytes) -> bool:
+        """It took part once: it left, was lost or replaced, or was not wanted any more."""
+        return process in self._former
+
     def connection_closed(self, process: bytes, now_s: float) -> None:
         """A message could not be sent to a process: it has not come back yet."""
         member = self._members.get(process)

@@ -151,6 +151,7 @@ class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
     """I end now."""
 
     why: str
+    is_failure: bool = True  # False: I was told to; to be started again is no use of a worker's chances
 
 
 FromWorker = (

@@ -72,6 +72,10 @@ class Roster:
         """Something came from a process. None: it is no member, and what it says does not count."""
         return self._membership.heard_from(process, now_s)
 
+    def was_member(self, process: bytes) -> bool:
+        """It took part once; what it still says does not count."""
+        return self._membership.was_member(process)
+
     def send(self, member: Member, frames: Frames) -> int:
         """What cannot be sent now will be sent again. Returns the number of bytes."""
         is_sent = self._send(member.process, frames)
@@ -168,7 +172,7 @@ class Roster:
         """It ends by itself."""
         self._membership.leave(member.process)
         if not self.is_stopping:
-            self._lose(member.worker, f"it left: {message.why}", now_s, member)
+            self._lose(member.worker, f"it left: {message.why}", now_s, member, message.is_failure)
 
     def find_lost(self, now_s: float) -> None:
         """Ask those who are silent, and give up those whose connections have been closed for too long."""
@@ -235,13 +239,13 @@ class Roster:
             self.staffing.posts[worker].is_late = True
         return self.staffing.take_due(now_s)
 
-    def _lose(self, worker: int, why: str, now_s: float, member: Member | None = None) -> None:
+    def _lose(self, worker: int, why: str, now_s: float, member: Member | None = None, is_failure: bool = True) -> None:
         """`member` is its process, if that had joined."""
         desk = self._desks[worker]
         desk.is_ready = False
         name = str(member or f"worker {worker}")
         desk.problem = f"{name}: {why}"
-        stage = self.staffing.lost(worker, why, now_s)
+        stage = self.staffing.lost(worker, why, now_s, is_failure)
         what_next = "it is replaced" if stage is Stage.LOST else "it has been replaced too often: given up"
         logger.warning("%s is lost: %s; %s", name, why, what_next)
 

@@ -64,26 +64,24 @@ class Run:
         self._queue_timeout_s = launcher.queue_timeout_s
         self._activity: weakref.ref[Activity] | None = None  # a stream that is forgotten has ended
         self._owner_pid = os.getpid()
-        self._folder = make_run_folder()
         self._is_closed = False
-        try:
+        with contextlib.ExitStack() as undo:  # what was done, if the rest fails
+            self._folder = make_run_folder()
+            undo.callback(remove_run_folder, self._folder)
             head_address = config.head_address or launcher.head_address
             address = listening_address(config.address, head_address, launcher, self._folder)
             keys = RunKeys.make() if address.startswith("tcp://") else None
             self.head = Head(config, address, keys)
-            try:
-                self.head.start()
-                self._found_at = advertised_address(head_address, self.head.address, launcher)
-                job = launcher.launch(self._worker_job(config, keys))
-            except BaseException:
-                self.head.close()
-                raise
-        except BaseException:
-            remove_run_folder(self._folder)
-            raise
-        self._keeper = Keeper(self.head, job, self.num_workers)
-        # Workers here see that their head is gone; what waits in a queue elsewhere does not.
-        self._forget_sigterm = (lambda: None) if launcher.is_on_this_host else exit_on_sigterm()
+            undo.callback(self.head.close)
+            self.head.start()
+            self._found_at = advertised_address(head_address, self.head.address, launcher)
+            # Workers here see that their head is gone; what waits in a queue elsewhere does not.
+            self._forget_sigterm = (lambda: None) if launcher.is_on_this_host else exit_on_sigterm(self.close)
+            undo.callback(self._forget_sigterm)
+            job = launcher.launch(self._worker_job(config, keys))
+            undo.callback(job.cancel, 0.0)
+            self._keeper = Keeper(self.head, job, self.num_workers)
+            undo.pop_all()
 
     def close(self) -> None:
         """End everything. In a fork of the owner: nothing, it is not its own."""
@@ -109,36 +107,45 @@ class Run:
         self, plans: tuple[PoolPlan, ...], env_pickles: tuple[bytes | None, ...], attributes: Mapping[str, Any]
     ) -> None:
         """More workers, or fewer. Nothing has changed if the launcher's engine refuses."""
-        before, self._config = self._config, replace(self._config, plans=plans, env_pickles=env_pickles)
-        num_before, self.num_workers = self.num_workers, len(plans)
+        before, after = self._config, replace(self._config, plans=plans, env_pickles=env_pickles)
+        num_before, num_after = self.num_workers, len(plans)
         with self._keeper.paused():
-            self.head.resize(self._config, attributes)  # first: it must know workers that join
-            try:
-                self._keeper.resize(self.num_workers)
-            except BaseException:
-                self._config, self.num_workers = before, num_before
-                self.head.resize(before, attributes)
-                raise
+            if num_after < num_before:
+                self._keeper.resize(num_after)  # those who go: the head forgets them when they do
+                self.head.resize(after, attributes)
+            else:
+                self.head.resize(after, attributes)  # first: it must know workers that join
+                try:
+                    self._keeper.resize(num_after)
+                except BaseException:
+                    self.head.resize(before, attributes)
+                    raise
+            self._config, self.num_workers = after, num_after
         activity = None if self._activity is None else self._activity()
         if activity is not None:
             activity.resized(num_before)
 
-    def wait_until_ready(self, timeout_s: float, num_wanted: int | None = None) -> RolloutForm:
-        """Until the pools of so many workers, or of all, are built. Time in a queue counts for itself."""
-        num_wanted = self.num_workers if num_wanted is None else num_wanted
+    def wait_until_ready(
+        self, timeout_s: float, num_wanted: int | None = None, most_s: float | None = None
+    ) -> RolloutForm:
+        """Until the pools of so many workers, or of all, are built. Time in a queue counts for itself.
+
+        `most_s`: no longer than this, wherever the time goes.
+        """
+        num_wanted = self.num_workers if num_wanted is None else min(num_wanted, self.num_workers)
 
         def is_ready() -> bool:
-            for desk in self.head.desks:
-                if desk.not_ready is not None:
-                    text = f"{desk.not_ready.error}\n\n{desk.not_ready.traceback}"
-                    raise WorkerFailed(f"{desk.member} cannot build its pool: {text}")
+            if self._num_ready >= num_wanted:
+                return True
             self._raise_if_hopeless(self.num_workers - num_wanted)
-            return self._num_ready >= num_wanted
+            return False
 
         starting_s = queueing_s = 0.0
         progress = Progress()
         try:
             while not self.head.wait(is_ready, min(TELL_EVERY_S, timeout_s - starting_s)):
+                if most_s is not None and starting_s + queueing_s >= most_s:
+                    self._raise_join_timeout(f"in {most_s:g} s")
                 missing = [worker for worker, desk in enumerate(self.head.desks) if not desk.is_ready]
                 pending = [w for w in missing if self._keeper.status(w).state is WorkerState.PENDING]
                 if pending:
@@ -156,11 +163,15 @@ class Run:
         return self.head.roster.form
 
     def _raise_if_hopeless(self, num_spare: int) -> None:
-        posts = self.head.roster.staffing.posts
+        posts, desks = self.head.roster.staffing.posts, self.head.desks
+        unbuilt = [desk for desk in desks if desk.not_ready is not None]
+        if len(unbuilt) > num_spare and (failed := unbuilt[0].not_ready) is not None:
+            text = f"{failed.error}\n\n{failed.traceback}"
+            raise WorkerFailed(f"{unbuilt[0].member} cannot build its pool: {text}")
         hopeless = [
             worker
-            for worker, post in enumerate(posts)
-            if post.stage is Stage.GIVEN_UP or post.num_failures >= MOST_FAILURES_AT_START
+            for worker, (post, desk) in enumerate(zip(posts, desks, strict=True))
+            if not desk.is_ready and (post.stage is Stage.GIVEN_UP or post.num_failures >= MOST_FAILURES_AT_START)
         ]
         if len(hopeless) > num_spare:
             worker = hopeless[0]
@@ -174,7 +185,8 @@ class Run:
     def _show(self, progress: Progress, pending: list[int]) -> None:
         text = f"{self._num_ready} of {self.num_workers} workers are ready"
         if pending:
-            text += f", {len(pending)} pending: worker {pending[0]}: {self._keeper.status(pending[0]).detail}"
+            detail = self._keeper.status(pending[0]).detail.partition("\n")[0]
+            text += f", {len(pending)} pending: worker {pending[0]}: {detail}"
         progress.show(text, is_news=bool(pending))
 
     def _raise_join_timeout(self, when: str) -> None:

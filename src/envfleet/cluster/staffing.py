@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 FIRST_BACKOFF_S = 0.1
 MOST_BACKOFF_S = 30.0
-TRY_AGAIN_S = 5.0  # when the launcher's engine could not start one
+TRY_AGAIN_S = 5.0  # when the launcher's engine could not start one; then twice as long each time
+MOST_TRY_AGAIN_S = 300.0
 
 
 class Stage(enum.Enum):
@@ -32,6 +33,7 @@ class Post:
     is_late: bool = False  # it was lost because it did not join
     is_left_to_engine: bool = False  # the launcher's engine is to start it again: what it says next is no new loss
     is_same_loss: bool = False  # the engine has not done so: that was counted before
+    num_refusals: int = 0  # of the launcher's engine to start it, in a row
     num_revivals: int = 0  # failures that the launcher's engine has put right by itself, as far as it was counted
 
 
@@ -63,6 +65,7 @@ class Staffing:
         """It is there, also if it was given up: somebody has started it by hand."""
         self.posts[worker].stage = Stage.PRESENT
         self.posts[worker].is_left_to_engine = False
+        self.posts[worker].num_refusals = 0
 
     def left_to_engine(self, worker: int) -> None:
         """A worker that was due is not restarted by us: the launcher's engine is at it."""
@@ -77,8 +80,8 @@ class Staffing:
         """An answer of it was accepted: earlier failures do not count any more."""
         self.posts[worker].num_failures = 0
 
-    def lost(self, worker: int, problem: str, now_s: float) -> Stage:
-        """It is gone. The new stage says whether it will be started again."""
+    def lost(self, worker: int, problem: str, now_s: float, is_failure: bool = True) -> Stage:
+        """It is gone. The new stage says whether it will be started again. Who was told to leave has not failed."""
         post = self.posts[worker]
         if post.stage in (Stage.LOST, Stage.GIVEN_UP):
             return post.stage
@@ -86,12 +89,13 @@ class Staffing:
             post.stage, post.restart_s, post.is_same_loss, post.is_left_to_engine = Stage.LOST, now_s, True, False
             return post.stage
         post.problem = problem
-        post.num_failures += 1
+        post.num_failures += is_failure
         if post.num_failures > self.max_restarts:
             post.stage = Stage.GIVEN_UP
         else:
             post.stage = Stage.LOST
-            post.restart_s = now_s + min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(post.num_failures - 1, 60))
+            exponent = min(max(post.num_failures - 1, 0), 60)
+            post.restart_s = now_s + min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**exponent)
         return post.stage
 
     def refused(self, worker: int, problem: str) -> bool:
@@ -123,7 +127,9 @@ class Staffing:
     def not_started(self, worker: int, problem: str, now_s: float) -> None:
         """The launcher could not start it just now: that is no failure of the worker. It is tried again."""
         post = self.posts[worker]
-        post.stage, post.problem, post.restart_s = Stage.LOST, problem, now_s + TRY_AGAIN_S
+        wait_s = min(MOST_TRY_AGAIN_S, TRY_AGAIN_S * 2.0 ** min(post.num_refusals, 60))
+        post.num_refusals += 1
+        post.stage, post.problem, post.restart_s = Stage.LOST, problem, now_s + wait_s
 
     def take_due(self, now_s: float) -> list[tuple[int, bool]]:
         """Workers to start now, and whether each is late: it runs, but has not joined. They count as started."""

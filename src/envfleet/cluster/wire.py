@@ -99,6 +99,8 @@ def open_dealer(
     dealer.setsockopt(zmq.RECONNECT_IVL, 100)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     _set_heartbeats(dealer, silence_s)
+    if "[" in address:
+        dealer.setsockopt(zmq.IPV6, 1)
     if address.startswith("ipc://"):
         _require_private(Path(address.removeprefix("ipc://")).parent)
     elif keys is None:

@@ -55,6 +55,8 @@ logger = logging.getLogger("envfleet.worker")
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
+FAILED = 1  # the exit code of all that WorkerExit does not name
+
 
 class Worker:
     """Carries out orders."""
@@ -250,14 +252,14 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: setattr(link, "finish_because", "its time limit is near (SIGUSR1)"))
     if arguments.ends_with_stdin:
         leave_with_stdin(lambda why: setattr(link, "leave_because", why))
-    why, code = "an error of its own", 1
+    why, code = "an error of its own", FAILED
     try:
         why = _serve(link)
     except Leave as leave:
         why, code = str(leave), leave.code
     finally:
         logger.info("leaving: %s", why)
-        link.close(why)
+        link.close(why, is_failure=code == FAILED)
     return code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ class WorkerJob:
 
     num_workers: int
     argv: tuple[str, ...]  # without the program that runs it; the number of the worker follows
-    environment: Mapping[str, str]  # the run's secrets: they must never stand on a command line
+    environment: Mapping[str, str] = field(repr=False)  # the run's secrets: never on a command line, nor in a log
     run_dir: Path  # of this run, closed to others; logs go there unless the launcher was told otherwise
 
     def arguments(self, worker: int | str) -> tuple[str, ...]:
