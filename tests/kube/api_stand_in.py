@@ -58,6 +58,8 @@ class ApiStandIn:
         self.lock = threading.RLock()
         self.objects: dict[tuple[str, str, str], dict] = {}  # by resource, namespace, name
         self.is_down = False  # then it closes every connection
+        self.speaks = threading.Event()  # until then it takes requests, but does not answer
+        self.speaks.set()
         self.problem: Exception | None = None
         self._users: dict[str, str] = {}  # by token
         self._books: dict[str, JobBook] = {}  # by uid of the Job
@@ -417,6 +419,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self):
         api = self.server.api
         if api.is_down:
+            self.close_connection = True
+            return
+        if not api.speaks.is_set():
+            api.speaks.wait(30)
             self.close_connection = True
             return
         url = urllib.parse.urlsplit(self.path)

@@ -430,6 +430,32 @@ def test_api_server_away_at_the_end(kube, tmp_path, caplog, monkeypatch):
         wait_until(lambda: kube.leftovers() == [], "nothing is left", LONG_S)
 
 
+def test_api_server_says_nothing_at_the_end(kube, tmp_path, caplog, monkeypatch):
+    """However many Jobs there are: it is not asked for each of them, and none of its answers is waited for longer."""
+    if kube.api is None:
+        pytest.skip("a real server is not silenced for this")
+    monkeypatch.setattr(kubernetes_job, "LEAVE_S", 2.0)
+    monkeypatch.setattr(kubernetes_api, "LEAST_S", 0.5)
+    asked = []
+    with running(kube, tmp_path, num_workers=1) as job:
+        wait_for(job, 0, RUNNING)
+        job._created += ["another", "a-third"]
+        delete = job._api._batch.delete_namespaced_job
+        monkeypatch.setattr(
+            job._api._batch, "delete_namespaced_job", lambda **about: (asked.append(about), delete(**about))[1]
+        )
+        monkeypatch.setattr(job._api._core, "delete_namespaced_secret", lambda **about: asked.append(about))
+        kube.api.speaks.clear()
+        job.cancel(0.2)
+        kube.api.speaks.set()
+        assert "may be left" in caplog.text
+        assert {about["name"] for about in asked} == {kube.names("jobs")[0]}
+        assert all(answer_s <= 2.2 for about in asked for answer_s in about["_request_timeout"])
+        name = kube.names("jobs")[0]
+        kube.admin.delete(f"/apis/batch/v1/namespaces/{kube.namespace}/jobs/{name}?propagationPolicy=Foreground")
+        wait_until(lambda: kube.leftovers() == [], "nothing is left", LONG_S)
+
+
 def test_a_fork_of_the_owner_does_nothing(kube, tmp_path):
     with running(kube, tmp_path, num_workers=1) as job:
         wait_for(job, 0, RUNNING)

@@ -1,10 +1,14 @@
 """Manual: what it prints is enough to start workers, and only who has the keys can."""
 
+import io
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,7 @@ from volunteer import PYTHON, volunteer
 
 from envfleet import ClusterEnv
 from envfleet.cluster.wire import RunKeys
-from envfleet.contract.errors import JoinTimeout, UsageError
+from envfleet.contract.errors import ClusterError, JoinTimeout, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.manual import Manual
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
@@ -49,7 +53,7 @@ def test_commands_are_printed(worker_job, capsys):
     assert str(key_file) in lines[0] and "2 workers" in lines[0]
     assert job.status(1).state is WorkerState.PENDING
     assert job.status(1).detail == f"to be started by hand: {command.format(1)}"
-    assert job.revives
+    assert not job.revives
 
     job.restart(1)
     assert capsys.readouterr().out.splitlines() == ["Worker 1 is needed again:", f"  {command.format(1)}"]
@@ -106,6 +110,31 @@ def test_a_key_file_behind_a_link_is_refused(worker_job, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_nothing_can_be_printed(worker_job, monkeypatch):
+    """The disk is full, say: nobody can start workers then, and the keys do not stay behind."""
+    key_file = worker_job.run_dir / "keys"
+    job = Manual().launch(worker_job)
+    with io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        for call in (lambda: job.restart(0), lambda: job.resize(3), lambda: Manual().launch(worker_job)):
+            assert key_file.exists()
+            with pytest.raises(ClusterError, match=r"cannot print .* standard output: .*No space left"):
+                call()
+        monkeypatch.undo()
+    assert not key_file.exists()
+    job.cancel(0.0)
+
+
+def test_keys_cannot_be_written(worker_job, monkeypatch):
+    def refuse(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(UsageError, match=r"key_file .* cannot be written: No space left"):
+        Manual().launch(worker_job)
+    assert list(worker_job.run_dir.iterdir()) == []
+
+
 def test_a_fork_does_not_remove_the_keys(worker_job):
     job = Manual().launch(worker_job)
     pid = os.fork()
@@ -127,6 +156,23 @@ def test_nobody_starts_them(capsys):
     with pytest.raises(JoinTimeout, match=r"to be started by hand: python -m envfleet\.cluster\.worker"):
         ClusterEnv("CartPole-v1", 1, 1, launcher=Manual(queue_timeout_s=0.1), **SETTINGS)
     assert "--worker 0" in capsys.readouterr().out
+
+
+def test_a_lost_worker_is_asked_for_once(tmp_path):
+    launcher = Manual(python=PYTHON)
+    with (
+        volunteer(tmp_path / "log") as person,
+        ClusterEnv("CartPole-v1", 2, 1, launcher=launcher, backend="serial", **SETTINGS) as cluster,
+    ):
+        old = cluster.stats().workers[1].pid
+        person.is_away = True
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: "Worker 1 is needed again:\n" in person.printed, "somebody is asked")
+        time.sleep(1.0)  # the keeper looks ten times, and asks nobody again
+        person.come_back()
+        wait_until(lambda: cluster.stats().workers[1].pid != old, "another process has come")
+        wait_until(lambda: cluster.stats().workers[1].stage == "present", "it is there")
+        assert person.printed.count("is needed again") == 1
 
 
 def test_a_worker_with_other_keys_does_not_get_in(tmp_path):

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from sshd import running_sshd
 
 from envfleet import ClusterEnv, ClusterError, FunctionPolicy, UsageError, WorkerLost
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
-from envfleet.launchers.ssh import SSH, end_of, remote_script
+from envfleet.launchers.ssh import BEGUN, SSH, end_of, remote_script
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 from waiting import is_running, wait_until
 
@@ -244,13 +245,14 @@ def test_settings_reach_ssh_and_the_worker(sshd, tmp_path):
         cluster.reset()
         cluster.step(cluster.action_space.sample())
         cluster.rollout(AGENT, 2)  # which is another thing to do than to step: the worker says so
-        wait_until(lambda: (tmp_path / "logs" / "worker-0.log").read_text() != "", "the log comes through ssh")
+        wait_until(
+            lambda: "worker INFO" in (tmp_path / "logs" / "worker-0.log").read_text(), "the log comes through ssh"
+        )
     assert line[0] == "python" and "--ends-with-stdin" in line
     assert variables["PLAIN"] == 'it\'s "$HOME" & more'
     assert variables["FROM_SETUP"] == "here"
     assert variables["VIRTUAL_ENV"]
     assert variables["ENVFLEET_NUM_CPUS"] == variables["OMP_NUM_THREADS"] == "1"
-    assert "worker INFO" in (tmp_path / "logs" / "worker-0.log").read_text()
 
 
 def test_workers_are_spread_over_the_hosts_in_turn():
@@ -275,7 +277,7 @@ def test_a_busy_host_is_asked_again(tmp_path, monkeypatch):
 def test_the_home_folder_of_the_host(tmp_path):
     job = WorkerJob(num_workers=1, argv=("-m", "w"), environment={}, run_dir=tmp_path)
     script = remote_script(SSH(["h"], python="~/my venv/bin/python"), job, 0)
-    assert script.splitlines()[0] == "\"$HOME\"/'my venv/bin/python' -m w --worker 0 --ends-with-stdin"
+    assert script.splitlines()[1] == "\"$HOME\"/'my venv/bin/python' -m w --worker 0 --ends-with-stdin"
 
 
 @pytest.mark.parametrize("setting", ["hosts", "setup"])
@@ -300,6 +302,33 @@ def test_host_of_workers(sshd, hosts, expected):
     assert SSH(hosts).host_of_workers() == expected
 
 
+NAMES = {"here": "127.0.1.1", "127.0.0.1": "127.0.0.1", "far": "10.0.0.8"}
+
+
+def resolve(name, *_, **__):
+    """As a hosts file of Debian has it, where this machine's own name is a loopback address."""
+    if name not in NAMES:
+        raise socket.gaierror("Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (NAMES[name], 0))]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["here", "far"], "far"),
+        (["nowhere", "here", "far"], "far"),
+        (["here"], "here"),
+        (["127.0.0.1", "here"], "127.0.0.1"),
+        (["nowhere"], "nowhere"),  # whoever looks for the way there can say what is wrong
+    ],
+)
+def test_the_own_name_is_no_way_for_others(monkeypatch, hosts, expected):
+    if shutil.which("ssh") is None:
+        pytest.skip("no ssh on this machine: apt-get install openssh-client")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert SSH(hosts, ssh_options=["HostName=%h"]).host_of_workers() == expected
+
+
 # -- the script, and how its end is told --
 
 NASTY = "a 'b' \"c\" $HOME `id` \\ \t*;&|<>#!"
@@ -316,12 +345,14 @@ def test_the_script_in_a_shell(shell, tmp_path):
         [shell, "-c", script], input=f"{NASTY}\nrest", capture_output=True, text=True, check=True, timeout=20
     )
     assert done.stdout == f"{[NASTY, NASTY]} {[NASTY, '--worker', '3', '--ends-with-stdin']} rest\n"
+    assert done.stderr == f"{BEGUN}\n"
 
 
 def test_the_script_has_only_the_names_of_secrets(tmp_path):
     job = WorkerJob(num_workers=1, argv=("-m", "w"), environment={"KEYS": "secret"}, run_dir=tmp_path)
     assert remote_script(SSH(["h"], setup=["cd p"], cpus_per_worker=2, env={"A": "b c"}), job, 0) == textwrap.dedent(
         """\
+        echo 'envfleet: ssh has come through' >&2
         IFS= read -r KEYS
         { cd p
         } </dev/null || { echo 'envfleet: this setup command failed: cd p' >&2; exit 78; }
@@ -351,10 +382,17 @@ def test_the_script_has_only_the_names_of_secrets(tmp_path):
         (78, "envfleet: this setup command failed: x", WorkerState.ENDED, "on h: envfleet: this setup command failed"),
         (
             255,
-            "12:01 INFO joined",
+            f"{BEGUN}\n12:01 INFO joined",
             WorkerState.ENDED,
-            "on h: ssh has lost it, the last that it said: 12:01 INFO joined",
+            "on h: ssh has lost it, or its process ended with exit code 255; the last that it said: 12:01 INFO joined",
         ),
+        (255, f"hello {BEGUN}\nme@g: Permission denied (publickey).", WorkerState.ENDED, "the last that it said: me@g"),
+        (255, f"{BEGUN}\nHost key verification failed.", WorkerState.ENDED, "the last that it said: Host key"),
+        (255, f"{BEGUN}\nkex_exchange_identification: reset", WorkerState.ENDED, "the last that it said: kex_"),
+        (255, f"{BEGUN}\nTimeout, server h not responding.", WorkerState.ENDED, "ssh has lost it"),
+        (255, "The motto here: no Permission denied (ever)", WorkerState.ENDED, "ssh has no connection"),
+        (255, "Welcome. If your Host key verification failed, call us", WorkerState.ENDED, "ssh has no connection"),
+        (255, "/h/config: line 3: Bad configuration option: x\n1 bad", WorkerState.REFUSED, "~/.ssh/config"),
         (
             255,
             "kex_exchange_identification: read: Connection reset by peer",
@@ -385,5 +423,17 @@ def test_an_old_log_is_not_taken_for_a_new_one(sshd, tmp_path):
     job = WorkerJob(num_workers=1, argv=("-c", "import os; os._exit(254 + 1)"), environment={}, run_dir=tmp_path)
     started = SSH(["node1"]).launch(job)
     wait_until(lambda: started.status(0).state is not WorkerState.RUNNING, "it has ended")
-    assert started.status(0) == WorkerStatus(WorkerState.ENDED, "ssh has no connection to node1: it has said nothing")
+    words = "on node1: ssh has lost it, or its process ended with exit code 255; it has said nothing"
+    assert started.status(0) == WorkerStatus(WorkerState.ENDED, words)
+    started.cancel(0.0)
+
+
+def test_what_a_worker_says_is_not_taken_for_words_of_ssh(sshd, tmp_path):
+    """Its environment may use ssh, too; and be chatty."""
+    code = "print('x' * 30000); print('git@h: Permission denied (publickey).', flush=True); raise SystemExit(255)"
+    job = WorkerJob(num_workers=1, argv=("-c", code), environment={}, run_dir=tmp_path)
+    started = SSH(["node1"]).launch(job)
+    wait_until(lambda: started.status(0).state is not WorkerState.RUNNING, "it has ended")
+    assert started.status(0).state is WorkerState.ENDED
+    assert started.status(0).detail.endswith("the last that it said: git@h: Permission denied (publickey).")
     started.cancel(0.0)

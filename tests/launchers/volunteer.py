@@ -1,4 +1,4 @@
-"""Somebody who starts what Manual prints, starts it again when it is killed, and goes home when the keys are gone."""
+"""Somebody who starts what Manual prints, as often as it does, and goes home when the keys are gone."""
 
 import contextlib
 import io
@@ -14,6 +14,8 @@ class Volunteer(io.TextIOBase):
 
     def __init__(self, log):
         self.printed = ""
+        self.is_away = False  # then commands wait for come_back()
+        self._waiting = []
         self._log = log
         self._old = []
         self._running = {}  # by the command, which names head and worker
@@ -26,12 +28,21 @@ class Volunteer(io.TextIOBase):
             self.printed += text
             for line in text.splitlines():
                 if line.startswith("  "):
-                    if line in self._running:  # the head sends the older process away
-                        self._old.append(self._running[line])
-                    self._start(line)
+                    self._waiting.append(line)
+        if not self.is_away:
+            self.come_back()
         return len(text)
 
+    def come_back(self):
+        """Start what was asked for."""
+        with self._lock:
+            self.is_away = False
+            while self._waiting:
+                self._start(self._waiting.pop(0))
+
     def _start(self, command):
+        if command in self._running:  # the head sends the older process away
+            self._old.append(self._running[command])
         self._running[command] = subprocess.Popen(
             shlex.split(command), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
         )
@@ -42,8 +53,6 @@ class Volunteer(io.TextIOBase):
                 for command, process in list(self._running.items()):
                     if not _keys(command).exists():
                         process.kill()
-                    elif process.poll() is not None and process.returncode < 0:
-                        self._start(command)
 
     def __enter__(self):
         self._thread.start()

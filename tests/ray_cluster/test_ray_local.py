@@ -157,6 +157,28 @@ def test_the_connection_of_the_program_itself(folder):
     assert "it was told" in run("python fleet.py", folder)
 
 
+WITHOUT_CONTROL_STORE = """
+    import os, signal, subprocess
+
+    fleet = ClusterEnv("CartPole-v1", 1, 2, launcher=Ray(), backend="serial")
+    fleet.rollout(agent, 8)
+    found = subprocess.run(["pgrep", "-f", "/gcs_server .*" + os.environ["RAY_TMPDIR"]], capture_output=True, text=True)
+    (pid,) = [int(pid) for pid in found.stdout.split()]
+    os.kill(pid, signal.SIGKILL)
+    fleet.close()  # Ray would wait, and end this process after 60 s
+    print("closed")
+"""
+
+
+def test_the_control_store_is_gone(folder):
+    """What was asked of it is not waited for: the run ends, and the program after it."""
+    main = PROGRAMS[0].index("    with ClusterEnv")
+    (folder / "fleet.py").write_text(PROGRAMS[0][:main] + WITHOUT_CONTROL_STORE)
+    said = run("python fleet.py", folder)
+    assert "closed" in said and "Ray has not answered remove_placement_group()" in said
+    wait_until(lambda: ray_processes() == [], "Ray is gone", 30)
+
+
 def _run_until_killed(folder):
     """The program dies without a word while its workers work."""
     ending = "            input()"

@@ -14,6 +14,7 @@ from envfleet.launchers.processes import how_it_ended
 from envfleet.launchers.ray import Ray
 from envfleet.launchers.ray_actor import ActorCommand, WorkerActor, is_failure
 from envfleet.launchers.ray_places import is_infeasible, shortage_words
+from waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,28 @@ def test_what_listens_is_not_ray(monkeypatch, answer, says):
         finally:
             is_over.set()
             thread.join()
+
+
+def test_what_takes_too_long_is_undone():
+    may_return, undone = threading.Event(), []
+
+    def call():
+        may_return.wait(20)
+        return "a place"
+
+    with pytest.raises(ClusterError, match=r"Ray has not answered a call within 0\.01 s"):
+        ray_session.in_time(call, "a call", 0.01, undone.append)
+    may_return.set()
+    wait_until(lambda: undone == ["a place"], "it is undone")
+    assert ray_session.in_time(call, "a call", 20.0, undone.append) == "a place"
+    with pytest.raises(ZeroDivisionError):
+        ray_session.in_time(lambda: 1 / 0, "a call", 20.0)
+    assert undone == ["a place"]
+
+
+def test_what_is_shown_of_a_command_has_no_keys(tmp_path):
+    command = ActorCommand(None, ("-m", "w"), {"ENVFLEET_KEYS": "secret"}, None, "worker.log")
+    assert "secret" not in repr(command) and "'-m', 'w'" in repr(command)
 
 
 def test_how_a_process_has_ended():

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,8 @@ def test_a_job_that_is_gone_from_the_queue(program):
     assert "it left no log" in job.status(0).detail
     program("sbatch", "echo 13")
     job.restart(0)
-    assert "13_0" in job.status(0).detail and job.status(0).state is WorkerState.PENDING
+    status = job.status(0)  # asked once: the next look may find that this one is gone, too
+    assert "13_0" in status.detail and status.state is WorkerState.PENDING
     job.cancel(0.0)
     assert not any("secret" in call for call in program.calls())
 
@@ -132,6 +134,56 @@ def test_cancel_when_nobody_answers(program, caplog):
     job.cancel(0.1)
     job.restart(0)
     job.resize(5)
+    assert len(program.calls()) == num_calls
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # Python's own way with Ctrl-C
+def test_cancel_is_interrupted(program, caplog):
+    """By a second Ctrl-C, say. What waits in the queue is ended even so, and the user knows how to make sure."""
+    program("sbatch", "echo 12")
+    program("squeue", "")
+    program("scancel", HANG)
+    job = Slurm(log_dir="logs").launch(JOB)
+
+    def interrupt(*_):
+        program("scancel", "")
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            job.cancel(20.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert "Slurm jobs 12 may still be in the queue" in caplog.text and "scancel --name=" in caplog.text
+    everything = f"scancel --quiet --user={os.getuid()} --name={job._name}"
+    wait_until(lambda: everything in program.calls(), "all of it is cancelled")
+    assert f"{everything} --batch --signal=USR2 --state=RUNNING" in program.calls()
+
+
+def test_steps_that_are_not_wanted_any_more(program, monkeypatch):
+    """A step outlives its srun: it is ended, too, and only it."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    program("srun", HANG)
+    program("scancel", "")
+    program("squeue", "")
+    job = Slurm(log_dir="logs").launch(JOB)
+    try:
+        lines = (f"echo '7.{worker + 1}|{job._name}-{worker}'" for worker in range(2))
+        program("squeue", "\n".join((*lines, "echo '7.9|of-somebody-else'")))
+        job.resize(2)
+        assert not any(call.startswith("scancel") for call in program.calls())
+        job.resize(1)
+        assert [call for call in program.calls() if call.startswith("scancel")] == ["scancel --quiet 7.2"]
+        job.restart(0)
+        assert program.calls().count("scancel --quiet 7.1") == 1
+        assert job.status(1).state is WorkerState.ENDED
+    finally:
+        job.cancel(0.0)
+    num_calls = len(program.calls())
+    job.resize(0)
     assert len(program.calls()) == num_calls
 
 

@@ -1,5 +1,6 @@
 """What is said to Slurm, as text: golden files, quoting, and the loop of a worker's script, run by bash."""
 
+import inspect
 import os
 import re
 import shlex
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from envfleet import ClusterEnv
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.launchers import slurm_script
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.slurm import Slurm
 from envfleet.launchers.slurm_queue import Element, elements_of
@@ -157,6 +160,12 @@ def test_no_slurm_on_this_machine(monkeypatch, tmp_path):
 )
 def test_time_limits(time_limit, seconds):
     assert seconds_of(time_limit) == seconds
+
+
+@pytest.mark.parametrize("time_limit", ["UNLIMITED", "infinite"])
+def test_no_time_limit(time_limit):
+    options = sbatch_arguments(Slurm(time_limit=time_limit), [0], "n")
+    assert f"--time={time_limit}" in options and "--signal=B:USR1@60" in options
 
 
 def test_arrays():
@@ -321,6 +330,17 @@ def test_preempted(script):
     with pytest.raises(subprocess.TimeoutExpired):
         script.process.wait(1.0)
     assert len(script.pids()) == 1
+
+
+def test_told_to_leave_but_not_by_slurm(tmp_path, monkeypatch):
+    """Somebody has ended the worker, and Slurm does not end the job: it is back before the head asks for another."""
+    assert inspect.signature(ClusterEnv).parameters["join_timeout_s"].default > slurm_script.REQUEUE_WAIT_S
+    monkeypatch.setattr(slurm_script, "REQUEUE_WAIT_S", 1)
+    with Script(tmp_path) as script:
+        os.kill(script.pids()[0], signal.SIGTERM)
+        script.wait_for_start(2)
+        script.tell(0)
+        assert script.process.wait(10) == 0
 
 
 def test_the_head_ends_it(script):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
 logger = logging.getLogger("envfleet.launchers")
 
 CONNECT_S, ANSWER_S = 3.0, 5.0
+LEAST_S = 1.0  # for a call at the very end
 POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 ROLE_HINT = "docs/kubernetes.md has the Role that EnvFleet needs (deploy/rbac.yaml)"
 
@@ -49,6 +51,11 @@ class KubernetesApi:
         self._client = client.ApiClient(configuration)
         self._batch = client.BatchV1Api(self._client)
         self._core = client.CoreV1Api(self._client)
+        self._deadline_s = float("inf")
+
+    def answer_until(self, deadline_s: float) -> None:
+        """All calls from now on have one deadline, too."""
+        self._deadline_s = deadline_s
 
     def create_secret(self, manifest: Object) -> Object:
         """Create a Secret."""
@@ -120,7 +127,8 @@ class KubernetesApi:
 
     def _raw(self, call: Callable[..., Any], verb: str, resource: str, **arguments: Any) -> bytes:
         what = f"{verb} {resource} in namespace {self._namespace}"
-        timeout = (CONNECT_S, ANSWER_S)
+        left_s = max(LEAST_S, self._deadline_s - time.monotonic())
+        timeout = (min(CONNECT_S, left_s), min(ANSWER_S, left_s))
         try:
             answer = call(namespace=self._namespace, _preload_content=False, _request_timeout=timeout, **arguments)
             return bytes(answer.data)

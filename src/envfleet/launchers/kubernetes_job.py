@@ -173,6 +173,7 @@ class KubernetesJob:
         return self._is_cancelled or os.getpid() != self._owner_pid
 
     def _clear_up(self, deadline_s: float) -> None:
+        self._api.answer_until(deadline_s)
         try:
             if not self._created:
                 return
@@ -190,12 +191,14 @@ class KubernetesJob:
             self._api.close()
 
     def _delete(self, names: Iterable[str]) -> None:
-        """Jobs and their Secrets: all that can be, whatever cannot."""
+        """Jobs and their Secrets: all that can be, whatever cannot. A server that is away is not asked for each."""
         first_error: EnvFleetError | None = None
         for name in names:
             for call in (self._api.delete_job, self._api.delete_secret):
                 try:
                     call(name)
+                except Unreachable:
+                    raise
                 except EnvFleetError as error:
                     first_error = first_error or error
         if first_error is not None:

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from envfleet.contract.errors import UsageError
+from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 
 
@@ -55,15 +55,20 @@ class ManualJob:
         # A worker takes its keys from one variable, or from one file.
         self._keys = "\n".join(job.environment.values()) + "\n"
         write_keys(key_file, self._keys)
-        _show(
-            f"EnvFleet waits for {job.num_workers} workers. Start each by hand, on a machine that can reach this one; "
-            f"it needs a copy of {key_file} that only you can read (chmod 600):\n{self._commands(0, job.num_workers)}"
-        )
+        try:
+            _show(
+                f"EnvFleet waits for {job.num_workers} workers. Start each by hand, on a machine that can reach this "
+                f"one; it needs a copy of {key_file} that only you can read (chmod 600):\n"
+                f"{self._commands(0, job.num_workers)}"
+            )
+        except BaseException:
+            self.cancel(0.0)
+            raise
 
     @property
     def revives(self) -> bool:
-        """See Job: it is people who start a worker again."""
-        return True
+        """See Job: people start a worker again, but they must be told."""
+        return False
 
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
@@ -121,10 +126,18 @@ def write_keys(path: Path, keys: str) -> None:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise UsageError(f"key_file {str(path)!r} is there already, and others could read it: remove it")
-        os.ftruncate(file, 0)
-        opened.write(keys)
+        try:
+            os.ftruncate(file, 0)
+            opened.write(keys)
+            opened.flush()
+        except OSError as error:
+            path.unlink()
+            raise UsageError(f"key_file {str(path)!r} cannot be written: {error}") from error
 
 
 def _show(text: str) -> None:
     """On the standard output: to be read, and pasted elsewhere, is what these words are for."""
-    print(text, flush=True)
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError) as error:  # a full disk, a pipe without a reader, a file that was closed
+        raise ClusterError(f"Manual cannot print the commands of workers on the standard output: {error}") from error

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envfleet.contract.exits import WorkerExit
@@ -30,7 +30,7 @@ class ActorCommand:
 
     python: str | None  # None: the interpreter that runs the actor
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]  # added to the actor's own; has the run's secrets
+    environment: Mapping[str, str] = field(repr=False)  # added to the actor's own; has the run's secrets
     path: tuple[str, ...] | None  # where modules are looked for; None: where the actor does
     log_name: str
 

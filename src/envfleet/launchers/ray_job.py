@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -16,12 +17,15 @@ from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import end_of_file, how_it_ended
 from envfleet.launchers.ray_actor import ActorCommand, Begun, WorkerActor, is_failure
 from envfleet.launchers.ray_places import Group, Places, Shortage
-from envfleet.launchers.ray_session import Session, import_ray
+from envfleet.launchers.ray_session import NoAnswer, Session, import_ray, in_time
+
+logger = logging.getLogger("envfleet.ray")
 
 LOOK_S = 0.3
 ASK_AGAIN_S = 0.5
 LOG_S = 3.0
 KILL_WAIT_S = 5.0
+START_S = 10.0  # for one actor to be asked for, not for it to run
 LEAVE_S = 1.0  # for workers that are not needed any more
 THREADS_OF_ACTOR = 8  # one of them waits for the end of the worker
 
@@ -228,7 +232,9 @@ class RayJob:
             path=request.path,
             log_name=self._log_name(worker),
         )
-        return import_ray().remote(WorkerActor).options(**settings).remote(command)
+        actor_class = import_ray().remote(WorkerActor).options(**settings)
+        # One that comes too late is ended by Ray: nobody has a handle on it.
+        return in_time(lambda: actor_class.remote(command), "the request for an actor", START_S)
 
     # -- looking --
 
@@ -319,13 +325,22 @@ class RayJob:
     def _kill(self, posts: Iterable[_Post]) -> None:
         """End actors, and with each its worker. Waits for Ray to say that they are dead, but not for long."""
         ray = import_ray()
-        asked = []
-        for post in posts:
-            with contextlib.suppress(ValueError, RuntimeError, ray.exceptions.RayError):
-                ray.kill(post.actor, no_restart=True)
-                asked.append(post.actor.begun.remote())
-        if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=KILL_WAIT_S)
+        actors = [post.actor for post in posts]
+        asked: list[Any] = []
+
+        def kill() -> None:
+            for actor in actors:
+                with contextlib.suppress(ValueError, RuntimeError, ray.exceptions.RayError):
+                    ray.kill(actor, no_restart=True)
+                    asked.append(actor.begun.remote())
+
+        try:
+            in_time(kill, "kill()", KILL_WAIT_S)
+        except NoAnswer as error:
+            logger.warning("%s", error)
+        else:
+            if asked:
+                ray.wait(asked, num_returns=len(asked), timeout=KILL_WAIT_S)
 
 
 def _ask_again(post: _Post) -> None:

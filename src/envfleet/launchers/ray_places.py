@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.launchers.ray_session import Session, import_ray
+from envfleet.launchers.ray_session import NoAnswer, Session, import_ray, in_time
 
 logger = logging.getLogger("envfleet.ray")
 
 ASK_S = 1.0
 FIRST_ASK_S = 0.2
 CLOSE_S = 2.0
+PLACE_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -65,10 +66,21 @@ class Places:
         num_missing = num_places - len(found)
         if num_missing:
             import_ray()
-            from ray.util.placement_group import placement_group
+            from ray.util.placement_group import placement_group, remove_placement_group
 
             bundles = [dict(self._bundle) for _ in range(num_missing)]
-            group = Group(placement_group(bundles, strategy=self._strategy), num_missing, [])
+            try:
+                placed = in_time(
+                    lambda: placement_group(bundles, strategy=self._strategy),
+                    "placement_group()",
+                    PLACE_S,
+                    remove_placement_group,
+                )
+            except BaseException:
+                for place in found:
+                    self.give_back(*place)
+                raise
+            group = Group(placed, num_missing, [])
             self._groups.append(group)
             self._watched = (*self._watched, group)
             found += [(group, bundle) for bundle in range(num_missing)]
@@ -80,19 +92,31 @@ class Places:
         group.free.sort()
 
     def remove_empty(self) -> None:
-        """Give groups back to Ray that have no workers."""
+        """Give groups back to Ray that have no workers. If Ray does not answer now, it gets them when it does."""
         from ray.util.placement_group import remove_placement_group
 
-        for group in [group for group in self._groups if len(group.free) == group.num_bundles]:
-            self._groups.remove(group)
-            remove_placement_group(group.placement_group)
+        empty = [group for group in self._groups if len(group.free) == group.num_bundles]
+        if not empty:
+            return
+        self._groups = [group for group in self._groups if group not in empty]
+
+        def remove() -> None:
+            for group in empty:
+                remove_placement_group(group.placement_group)
+
+        try:
+            in_time(remove, "remove_placement_group()", CLOSE_S)
+        except NoAnswer as error:
+            logger.warning("%s", error)
 
     def forget_if_removed(self, group: Group) -> None:
-        """Somebody else may have removed it from the cluster: then it is no place any more."""
+        """Somebody else may have removed it from the cluster: then it is no place any more. Raises NoAnswer."""
         from ray.util.placement_group import placement_group_table
 
-        if group in self._groups and placement_group_table(group.placement_group).get("state") == "REMOVED":
-            self._groups.remove(group)
+        if group in self._groups:
+            table = in_time(lambda: placement_group_table(group.placement_group), "placement_group_table()", CLOSE_S)
+            if table.get("state") == "REMOVED":
+                self._groups.remove(group)
 
     def close(self) -> None:
         """Give all back, which must be empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import copy
 import logging
@@ -9,19 +10,22 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
 
 logger = logging.getLogger("envfleet.ray")
 
 ANSWER_S = 5.0
+SHUTDOWN_S = 10.0  # it takes 7 s if the control store (GCS) is gone
 # The first bytes of HTTP/2, which gRPC speaks: a greeting and an empty frame of settings. The other side answers
 # with its own settings at once.
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 HTTP2_SETTINGS = 4
+
+Answer = TypeVar("Answer")
 
 _lock = threading.RLock()  # guards what follows
 _num_holders = 0
@@ -52,7 +56,38 @@ class Session:
             _num_holders -= 1
             if _num_holders == 0 and self.is_alive and self._driver_id == _our_driver_id:
                 _our_driver_id = None
-                import_ray().shutdown()
+                _shut_down()
+
+
+class NoAnswer(ClusterError):
+    """Ray's control store (GCS) does not answer, for now perhaps."""
+
+
+def in_time(
+    call: Callable[[], Answer], what: str, timeout_s: float, undo: Callable[[Answer], object] | None = None
+) -> Answer:
+    """What a call of Ray returns. Raises NoAnswer if it takes longer; when it returns in the end, it is undone.
+
+    Ray has no deadline for a control store that is away: it waits, and ends the whole process after a minute.
+    """
+    answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # whoever waits raises it
+            answer.set_exception(error)
+
+    def take_back(late: concurrent.futures.Future[Answer]) -> None:
+        if undo is not None:
+            with contextlib.suppress(Exception):  # there may be no cluster any more
+                undo(late.result())
+
+    threading.Thread(target=run, name="envfleet-ray-call", daemon=True).start()
+    if not concurrent.futures.wait([answer], timeout_s).done:
+        answer.add_done_callback(take_back)
+        raise NoAnswer(f"Ray has not answered {what} within {timeout_s:g} s: is its head node (GCS) up?")
+    return answer.result()
 
 
 def import_ray() -> Any:
@@ -81,7 +116,7 @@ def connect(address: str, runtime_env: dict[str, Any] | None = None) -> str:
                     f"Ray(address={address!r}): this process is connected to the Ray cluster at {at}, and it can be to "
                     "one only: use address='auto', or call ray.shutdown() first"
                 )
-            ray.shutdown()  # of a run that never began
+            _shut_down()  # of a run that never began
         found = _running_cluster() if address == "auto" else address
         if found is None:
             logger.info("no Ray cluster runs here: starting one on this machine, for this run")
@@ -112,6 +147,13 @@ def hold(address: str, runtime_env: dict[str, Any] | None = None) -> Session:
         driver_id = _driver_id()
         assert driver_id is not None
         return Session(driver_id)
+
+
+def _shut_down() -> None:
+    try:
+        in_time(import_ray().shutdown, "shutdown()", SHUTDOWN_S)
+    except NoAnswer as error:
+        logger.warning("%s; it is left to end by itself", error)
 
 
 def _driver_id() -> str | None:

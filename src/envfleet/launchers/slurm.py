@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.launchers.hosts import is_loopback
 from envfleet.launchers.launcher import Job, WorkerJob
 from envfleet.launchers.slurm_commands import run_slurm
 from envfleet.launchers.slurm_job import ArrayJob, StepsJob
@@ -109,7 +108,7 @@ class Slurm:
         except ClusterError:
             return None  # launch() will say why
         # A node on this machine may be known by its loopback address, which is of no use to the others.
-        others = (each for each in addresses[:MOST_NODES_ASKED] if not _is_loopback(each))
+        others = (each for each in addresses[:MOST_NODES_ASKED] if not is_loopback(each))
         return next(others, addresses[0] if addresses else None)
 
     def launch(self, job: WorkerJob) -> Job:
@@ -156,11 +155,3 @@ def _options(extra: Mapping[str, str | int | None]) -> dict[str, str | int | Non
         if value is not None and not str(value).isprintable():
             raise UsageError(f"extra_sbatch: the value of {name!r} must be one line of text; got {value!r}")
     return dict(extra)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return True  # of no more use than that
-    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)

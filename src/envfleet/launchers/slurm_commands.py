@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from envfleet.contract.errors import ClusterError
@@ -44,6 +45,15 @@ def run_slurm(
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise ClusterError(f"{arguments[0]} failed: {words}")
     return done.stdout
+
+
+def leave_to_slurm(commands: Iterable[Sequence[str]]) -> None:
+    """Run programs of Slurm one after the other, without waiting for them: they go on when this process has ended."""
+    lines = "; ".join(map(shlex.join, commands))
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            ["sh", "-c", f"{{ {lines}; }} </dev/null >/dev/null 2>&1 &"], timeout=ANSWER_S, start_new_session=True
+        )
 
 
 def _missing(program: str, error: OSError) -> ClusterError:

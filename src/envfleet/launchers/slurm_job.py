@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import Command, Processes, end_of_file
-from envfleet.launchers.slurm_commands import ANSWER_S, QueueWatch, environment_outside_jobs, run_slurm
+from envfleet.launchers.slurm_commands import (
+    ANSWER_S,
+    QueueWatch,
+    environment_outside_jobs,
+    leave_to_slurm,
+    run_slurm,
+)
 from envfleet.launchers.slurm_queue import Element, elements_of, squeue_arguments
 from envfleet.launchers.slurm_script import (
     THREAD_VARIABLES,
@@ -136,14 +142,19 @@ class ArrayJob:
                 self._scancel([], deadline_s)
                 self._wait_until(lambda each: each.is_over or each.state == "COMPLETING", deadline_s)
         except ClusterError as error:
-            job_ids = sorted({element_id.partition("_")[0] for element_id in self._submitted_s}, key=int)
-            logger.warning(
-                "Slurm jobs %s may still be in the queue, until their workers find that the head is gone (%s). "
-                "To make sure: scancel --name=%s",
-                ", ".join(job_ids),
-                error,
-                self._name,
-            )
+            self._warn_of_what_is_left(str(error))
+        except BaseException:  # a second Ctrl-C: nobody wants to wait, but those that are in the queue must not stay
+            leave_to_slurm(self._scancel_commands())
+            self._warn_of_what_is_left("interrupted; scancel goes on by itself")
+            raise
+
+    def _warn_of_what_is_left(self, why: str) -> None:
+        job_ids = sorted({element_id.partition("_")[0] for element_id in self._submitted_s}, key=int)
+        logger.warning(
+            "Slurm jobs %s may still be in the queue, until their workers find that the head is gone (%s). "
+            "To make sure: scancel --name=%s",
+            *(", ".join(job_ids), why, self._name),
+        )
 
     def _where(self, worker: int) -> str:
         if os.path.exists(self.log_place(worker)):
@@ -181,11 +192,16 @@ class ArrayJob:
         def answer_s() -> float:
             return ANSWER_S if deadline_s is None else max(1.0, min(ANSWER_S, deadline_s - time.monotonic()) / 2)
 
-        scancel = ["scancel", "--quiet", f"--user={os.getuid()}", f"--name={self._name}", *which]
+        tell, scancel = self._scancel_commands(which)
         if "--state=PENDING" not in scancel:
             with contextlib.suppress(ClusterError):  # none of them runs any more
-                run_slurm([*scancel, "--batch", "--signal=USR2", "--state=RUNNING"], timeout_s=answer_s())
+                run_slurm(tell, timeout_s=answer_s())
         run_slurm(scancel, timeout_s=answer_s())
+
+    def _scancel_commands(self, which: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+        """To tell those that run that nothing is to follow, and to end them and all others."""
+        scancel = ["scancel", "--quiet", f"--user={os.getuid()}", f"--name={self._name}", *which]
+        return [*scancel, "--batch", "--signal=USR2", "--state=RUNNING"], scancel
 
     def _wait_until(self, is_gone: Callable[[Element], bool], deadline_s: float) -> bool:
         """Whether all elements were gone in time."""
@@ -257,17 +273,30 @@ class StepsJob:
         """See Job."""
         if self._is_cancelled or os.getpid() != self._owner_pid:
             return
-        with contextlib.suppress(ClusterError):  # a step outlives its srun, and the new one would wait for its CPUs
-            steps = steps_of(run_slurm(step_queue_arguments(self._job_id), timeout_s=ANSWER_S))
-            if (step_id := steps.get(step_name(self._name, worker))) is not None:
-                run_slurm(["scancel", "--quiet", step_id], timeout_s=ANSWER_S)
+        self._end_steps([worker])
         self._processes.restart(worker)
         self._watch.look_soon()
 
     def resize(self, num_workers: int) -> None:
         """See Job."""
+        if self._is_cancelled or os.getpid() != self._owner_pid:
+            return
+        surplus = [worker for worker in self._started_s if worker >= num_workers]
+        self._end_steps(surplus)
+        for worker in surplus:
+            del self._started_s[worker]
         self._processes.resize(num_workers)
         self._watch.look_soon()
+
+    def _end_steps(self, workers: Sequence[int]) -> None:
+        """A step may outlive its srun, and the next one would wait for its CPUs."""
+        if not workers:
+            return
+        with contextlib.suppress(ClusterError):
+            steps = steps_of(run_slurm(step_queue_arguments(self._job_id), timeout_s=ANSWER_S))
+            names = (step_name(self._name, worker) for worker in workers)
+            if step_ids := [steps[name] for name in names if name in steps]:
+                run_slurm(["scancel", "--quiet", *step_ids], timeout_s=ANSWER_S)
 
     def cancel(self, grace_s: float) -> None:
         """See Job."""

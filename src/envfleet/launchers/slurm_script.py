@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from envfleet.launchers.slurm import Slurm
 
 SIGNAL_LEAD_S = 60  # before the time limit: workers finish their rollout and leave
+# For Slurm to end a job whose worker was told to leave: more than its KillWait, 30 s unless it was configured. If it
+# was not Slurm who told it, a worker must be back before the head asks for another one, after 60 s.
+REQUEUE_WAIT_S = 40
+NO_LIMIT = ("UNLIMITED", "INFINITE")  # in any case
 THREAD_VARIABLES = ("ENVFLEET_NUM_CPUS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 # -- the array of workers --
@@ -40,6 +45,7 @@ def sbatch_script(
             head_gone=int(WorkerExit.HEAD_GONE),
             out_of_time=int(WorkerExit.OUT_OF_TIME),
             told_to_leave=int(WorkerExit.TOLD_TO_LEAVE),
+            requeue_wait_s=REQUEUE_WAIT_S,
         ),
     ]
     return "\n".join(parts)
@@ -131,7 +137,7 @@ while [ -z "$over" ]; do
   if [ "$code" = {told_to_leave} ] || [ "$told" = TERM ]; then
     # A job whose script ends by itself is completed, and would not be requeued: wait to be killed.
     say "it was told to leave; Slurm will end this job, or run it again later"
-    until_s=$((SECONDS + 90))
+    until_s=$((SECONDS + {requeue_wait_s}))
     while [ -z "$over" ] && [ "$SECONDS" -lt "$until_s" ]; do pause $((until_s - SECONDS)); done
     told=
     continue
@@ -278,15 +284,22 @@ def _mem_per_cpu(mem: str | int | None, num_cpus: int) -> str | None:
 
 def _signal_lead_s(time_limit: str | None) -> int:
     """Of a short time limit only a part."""
-    return SIGNAL_LEAD_S if time_limit is None else max(5, min(SIGNAL_LEAD_S, seconds_of(time_limit) // 5))
+    seconds = math.inf if time_limit is None else seconds_of(time_limit)
+    return SIGNAL_LEAD_S if seconds >= SIGNAL_LEAD_S * 5 else max(5, int(seconds) // 5)
 
 
-def seconds_of(time_limit: str) -> int:
-    """Of a time as Slurm writes it: "minutes[:seconds]", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]"."""
+def seconds_of(time_limit: str) -> float:
+    """Of a time as Slurm writes it: "minutes[:seconds]", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]".
+
+    Infinite if it is "UNLIMITED" or "INFINITE".
+    """
+    if isinstance(time_limit, str) and time_limit.upper() in NO_LIMIT:
+        return math.inf
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
     if match is None:
         raise ValueError(
-            f"a time limit is written as 'minutes', 'hours:minutes:seconds' or 'days-hours:minutes'; got {time_limit!r}"
+            "a time limit is written as 'minutes', 'hours:minutes:seconds', 'days-hours:minutes' or 'UNLIMITED'; "
+            f"got {time_limit!r}"
         )
     days, first, second, third = (int(part or 0) for part in match.groups())
     if match[1] is not None or match[4] is not None:

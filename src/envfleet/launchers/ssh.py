@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import itertools
 import os
 import random
 import re
@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.launchers.hosts import is_loopback
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import Command, Processes
 
@@ -26,7 +27,9 @@ SSH_FAILED = 255  # ssh's own exit code; all others are those of the command
 SIGNALLED = 128  # the shell adds the number of the signal
 SETUP_FAILED = 78  # ours, from the script
 NOT_FOUND = (126, 127)  # the shell's: no such program, or none that can be run
-LOG_TAIL_BYTES = 4000
+LOG_END_BYTES = 4000
+LOG_BEGIN_BYTES = 16000  # a host may greet at length
+BEGUN = "envfleet: ssh has come through"  # the script's first words: all that follow are the host's, or the worker's
 RESOLVE_S = 10.0
 LEAVE_S = 1.0  # for workers that were told to leave; the others leave when their ssh has ended
 END_S = 1.0
@@ -42,18 +45,17 @@ OPTIONS = (
     "ControlMaster=no",  # one that is there is used; none is left behind
 )
 
-# What ssh says if it is no use to try again, and what the user can do.
+# Lines of ssh itself if it is no use to try again, and what the user can do.
 _HOPELESS = {
-    r"^Warning: Identity file .* not accessible": "see identity_file=",
-    r"Permission denied \(": "ssh must get in without a password: put your public key on the host (ssh-copy-id)",
-    r"Too many authentication failures": "name the right key with identity_file=",
+    r"Warning: Identity file .* not accessible": "see identity_file=",
+    r"\S+: Permission denied \(": "ssh must get in without a password: put your public key on the host (ssh-copy-id)",
+    r"Received disconnect\b.*: Too many authentication failures": "name the right key with identity_file=",
     r"Host key verification failed": "connect once by hand, and look at the host's key",
-    r"Name or service not known": "no host has this name",
-    r"Bad configuration option": "see ssh_options= and ~/.ssh/config",
+    r"ssh: .*: Name or service not known": "no host has this name",
+    r"\S.*: line \d+: Bad configuration option": "see ssh_options= and ~/.ssh/config",
 }
 # Its sshd takes only so many at once (MaxStartups): a host for many workers is asked again, and again.
 _BUSY = re.compile(r"^(kex_exchange_identification|ssh_exchange_identification|banner exchange): |MaxStartups")
-_LOST = re.compile(r"^(ssh: |Connection |client_loop: |Timeout, server|Received disconnect|Disconnected |packet_write)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -102,8 +104,10 @@ class SSH:
 
         Raises ClusterError if ssh does not understand its settings.
         """
-        names = (self._real_name(host) for host in dict.fromkeys(self.hosts))
-        return next((name for name in names if name is None or not _is_loopback(name)), "127.0.0.1")
+        first = self._real_name(self.hosts[0])
+        others = (self._real_name(host) for host in dict.fromkeys(self.hosts[1:]))
+        names = itertools.chain([first], others)
+        return next((name for name in names if name is None or not is_loopback(name)), first)
 
     def launch(self, job: WorkerJob) -> SshJob:
         """Start all workers."""
@@ -146,7 +150,7 @@ def remote_script(launcher: SSH, job: WorkerJob, worker: int) -> str:
 
     Secrets come on the first lines of the standard input: here are only their names.
     """
-    lines = [f"IFS= read -r {name}" for name in sorted(job.environment)]
+    lines = [f"echo {shlex.quote(BEGUN)} >&2", *(f"IFS= read -r {name}" for name in sorted(job.environment))]
     for command in launcher.setup:
         note = shlex.quote(f"envfleet: this setup command failed: {command}")
         # The standard input is the worker's: no other command may take from it.
@@ -249,26 +253,36 @@ class SshJob:
         return Command(argv, dict(os.environ), secrets.encode())
 
     def _own_log(self, worker: int) -> str:
-        """The end of what its present process has written."""
-        path = Path(self._processes.log_place(worker))
+        """Beginning and end of what its present process has written."""
+        start = self._log_starts.get(worker, 0)
         try:
-            num_bytes = path.stat().st_size - self._log_starts.get(worker, 0)
+            with open(self._processes.log_place(worker), "rb") as log:
+                log.seek(start)
+                begin = log.read(LOG_BEGIN_BYTES)
+                end_start = max(start + len(begin), log.seek(0, os.SEEK_END) - LOG_END_BYTES)
+                log.seek(end_start)
+                gap = b"\n" if end_start > start + len(begin) else b""
+                return (begin + gap + log.read(LOG_END_BYTES)).decode(errors="replace")
         except OSError:
             return ""
-        return self._processes.log(worker, max(0, min(num_bytes, LOG_TAIL_BYTES)))
 
 
 def end_of(status: WorkerStatus, host: str, log: str, python: str) -> WorkerStatus:
-    """What is to be said of an ssh that has ended, `log` being the end of what it has written. Pure."""
+    """What is to be said of an ssh that has ended, `log` being beginning and end of what it has written. Pure."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    has_begun = any(line.endswith(BEGUN) for line in lines)
+    lines = [line for line in lines if line != BEGUN]
     last = lines[-1] if lines else "it has said nothing"
     ended = re.fullmatch(r"its process ended with exit code (\d+)", status.detail)
     if ended is None:
         return WorkerStatus(status.state, f"on {host}: of its ssh: {status.detail}")
     code = int(ended.group(1))
-    if code == SSH_FAILED:
+    if code == SSH_FAILED and has_begun:
+        what = f"ssh has lost it, or its process ended with exit code {code}"
+        text = f"on {host}: {what}; {f'the last that it said: {last}' if lines else last}"
+    elif code == SSH_FAILED:
         return _failure_of_ssh(host, lines[-5:], last)
-    if code in NOT_FOUND:
+    elif code in NOT_FOUND:
         text = f"{host} has no program {python!r}: {last} - see python= and setup="
     elif code == SETUP_FAILED:
         text = f"on {host}: {last}"
@@ -284,12 +298,10 @@ def end_of(status: WorkerStatus, host: str, log: str, python: str) -> WorkerStat
 def _failure_of_ssh(host: str, lines: Sequence[str], last: str) -> WorkerStatus:
     for pattern, advice in _HOPELESS.items():
         for line in reversed(lines):
-            if re.search(pattern, line):
+            if re.match(pattern, line):
                 return WorkerStatus(WorkerState.REFUSED, f"ssh cannot use host {host}: {line} - {advice}")
     if any(_BUSY.search(line) for line in lines):
         return WorkerStatus(WorkerState.PENDING, f"host {host} takes no more connections now: {last}")
-    if lines and not _LOST.search(last):
-        return WorkerStatus(WorkerState.ENDED, f"on {host}: ssh has lost it, the last that it said: {last}")
     return WorkerStatus(WorkerState.ENDED, f"ssh has no connection to {host}: {last}")
 
 
@@ -307,10 +319,3 @@ def _require_whole(name: str, number: int | None, most: int) -> None:
 def _require_ssh() -> None:
     if shutil.which("ssh") is None:
         raise UsageError("SSH needs the program ssh on this machine, and it is not there: install openssh-client")
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"

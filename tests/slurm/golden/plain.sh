@@ -50,7 +50,7 @@ while [ -z "$over" ]; do
   if [ "$code" = 4 ] || [ "$told" = TERM ]; then
     # A job whose script ends by itself is completed, and would not be requeued: wait to be killed.
     say "it was told to leave; Slurm will end this job, or run it again later"
-    until_s=$((SECONDS + 90))
+    until_s=$((SECONDS + 40))
     while [ -z "$over" ] && [ "$SECONDS" -lt "$until_s" ]; do pause $((until_s - SECONDS)); done
     told=
     continue
