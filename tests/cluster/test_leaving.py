@@ -260,6 +260,15 @@ def test_sigterm_does_not_wait_for_threads(run_folders):
         head.kill()
 
 
+@pytest.fixture
+def no_sigterm_handler():
+    """Other libraries set one, and leave it: Ray does."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("no_sigterm_handler")
 def test_sigterm_is_as_before_when_no_run_is_left():
     before = signal.getsignal(signal.SIGTERM)
     first, second = cluster(Kept()), cluster(Kept())
