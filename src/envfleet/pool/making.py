@@ -12,8 +12,9 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
-from envfleet.pool.native_registry import NativeChoice, NotNative, choose_native
+from envfleet.pool.native_registry import NativeChoice, choose_native
 from envfleet.pool.pool import EnvPool
+from envfleet.pool.twins import NotNative
 
 logger = logging.getLogger("envfleet.pool")
 
