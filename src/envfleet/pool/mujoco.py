@@ -148,6 +148,17 @@ def _give_state(env: Any, state: bytes) -> None:
         size += array.size
 
 
+def _advice(error: Exception) -> str | None:
+    """Without a display, or a library that can do without one, MuJoCo draws nothing, and says so in many ways."""
+    origin = type(error).__module__.partition(".")[0]
+    if origin in ("mujoco", "OpenGL", "glfw") or "OpenGL" in str(error):
+        return (
+            f"MuJoCo cannot draw here ({type(error).__name__}: {error}): set the environment variable MUJOCO_GL to "
+            "'egl' or 'osmesa', and install that library (Debian: libegl1, libosmesa6)"
+        )
+    return None
+
+
 def _twin(name: str, module: str, version: int, xml_file: str, has_xml_file: bool = True) -> Twin:
     return Twin(
         native=f"mujoco/{name}-v{version}",
@@ -156,6 +167,7 @@ def _twin(name: str, module: str, version: int, xml_file: str, has_xml_file: boo
         is_available=is_available,
         native_kwargs=partial(_native_kwargs, version, xml_file, has_xml_file),
         while_building=no_log_file,
+        advice=_advice,
     )
 
 

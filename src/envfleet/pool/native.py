@@ -148,6 +148,8 @@ class NativeBackend:
             except gymnasium.error.DependencyNotInstalled as error:
                 raise MissingExtra(f"{error}; or: pip install 'envfleet[render]'") from None
             except Exception as error:
+                if (advice := twin.advice(error)) is not None:
+                    raise UsageError(advice) from error
                 raise Failure.of(env_id, error).to_exception() from None
         return answers
 

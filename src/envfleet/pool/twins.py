@@ -29,6 +29,7 @@ class Twin:
     # The constructor's arguments as C++ takes them. Sees to it that C++ knows the env; may raise NotNative.
     native_kwargs: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
     while_building: Callable[[], AbstractContextManager[None]] = nullcontext  # an instance of the class
+    advice: Callable[[Exception], str | None] = lambda error: None  # what to do, if the instance raises this
 
 
 def _reads(state: np.dtype[Any], give_state: Callable[[Any, np.void], None]) -> Callable[[Any, bytes], None]:
