@@ -244,7 +244,7 @@ def test_a_simulation_that_explodes(tmp_path, caplog):
 
 
 def test_what_mujoco_cannot_do_is_a_failure_of_the_env(tmp_path):
-    path = changed_model(tmp_path, "ant.xml", "</mujoco>", '<size memory="20K"/></mujoco>')
+    path = changed_model(tmp_path, "ant.xml", "</mujoco>", '<size memory="12K"/></mujoco>')
     with (
         envfleet.make("Ant-v5", 2, backend="native", env_kwargs={"xml_file": path}) as pool,
         pytest.raises(envfleet.EnvFailed, match=r"MuJoCo: .*(memory|stack)"),
@@ -252,6 +252,12 @@ def test_what_mujoco_cannot_do_is_a_failure_of_the_env(tmp_path):
         pool.reset(seed=0)
         for _ in range(100):
             pool.step(pool.action_space.sample())
+    kwargs = {"env_kwargs": {"xml_file": path}, "on_env_error": "restart"}
+    with envfleet.make("Ant-v5", 2, backend="native", **kwargs) as pool:
+        pool.reset(seed=0)
+        num_steps = next(i for i in range(100) if "env_error" in pool.step(pool.action_space.sample())[4])
+        assert num_steps > 0
+        pool.reset(seed=0)  # goes on, with an mjData that nothing has happened to
 
 
 @pytest.mark.parametrize(
