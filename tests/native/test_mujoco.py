@@ -1,6 +1,8 @@
 """Native envs on MuJoCo equal Gymnasium's, to the last bit; and what happens where MuJoCo is missing, or complains."""
 
 import logging
+import os
+import subprocess
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -319,3 +321,68 @@ def test_attributes_are_gymnasiums():
                 theirs = getattr(env, name)
                 assert_array_equal(ours, theirs() if callable(theirs) else theirs)
     assert not Path("MUJOCO_LOG.TXT").exists()
+
+
+def test_the_clock_of_other_users_of_mujoco_goes_on():
+    """It stands still for the steps of native envs only."""
+    import mujoco
+
+    env = gymnasium.make("InvertedPendulum-v5").unwrapped
+    env.reset(seed=0)
+    with envfleet.make("InvertedPendulum-v5", 1) as pool:
+        pool.reset(seed=0)
+        pool.step(pool.action_space.sample())
+        env.step(env.action_space.sample())
+    assert env.data.timer[mujoco.mjtTimer.mjTIMER_STEP].duration > 0
+
+
+RENDER = """
+import gymnasium, numpy as np, envfleet
+kwargs = {"width": 64, "height": 48}
+try:
+    reference = [gymnasium.make("Walker2d-v5", render_mode="rgb_array", **kwargs) for _ in range(2)]
+    for seed, env in enumerate(reference):
+        env.reset(seed=seed)
+        env.render()
+except Exception as error:
+    raise SystemExit(f"Gymnasium cannot draw: {error}")
+with envfleet.make("Walker2d-v5", 2, backend="native", env_kwargs=kwargs, render_mode="rgb_array") as pool:
+    pool.reset(seed=0)
+    for _ in range(3):
+        actions = pool.action_space.sample()
+        pool.step(actions)
+        frames = pool.render()
+        for env, action, frame in zip(reference, actions, frames, strict=True):
+            env.step(action)
+            assert frame.shape == (48, 64, 3) and frame.std() > 1
+            np.testing.assert_array_equal(frame, env.render())
+print("equal")
+"""
+NO_DISPLAY = """
+import envfleet
+with envfleet.make("InvertedPendulum-v5", 1, render_mode="rgb_array") as pool:
+    pool.reset(seed=0)
+    try:
+        pool.render()
+    except envfleet.UsageError as error:
+        print(error)
+"""
+
+
+def run_with_opengl(platform, script):
+    env = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    env["MUJOCO_GL"] = platform
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+
+
+def test_frames_are_gymnasiums():
+    done = run_with_opengl("egl", RENDER)
+    if "Gymnasium cannot draw" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout == "equal\n", done.stderr
+
+
+def test_drawing_without_a_display():
+    done = run_with_opengl("glfw", NO_DISPLAY)
+    assert "set the environment variable MUJOCO_GL to 'egl'" in done.stdout, done.stderr

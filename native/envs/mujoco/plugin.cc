@@ -10,6 +10,10 @@
 #include "envs/mujoco/reacher.h"
 #include "envs/mujoco/swimmer.h"
 
+namespace envfleet {
+const MujocoClock kMujocoClock;
+}
+
 ENVFLEET_PLUGIN();
 
 /// Who is told of MuJoCo's warnings; null: nobody. Called by envfleet.pool.mujoco.

@@ -6,9 +6,12 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -197,9 +200,11 @@ class Simulation {
       data = std::move(others_.back());
       others_.pop_back();
     }
-    if (!data) data.reset(mj_makeData(model_.get()));
-    if (!data) throw std::bad_alloc();
-    return data;
+    if (data) return data;
+    mjData* made = nullptr;
+    call_mujoco([&] { made = mj_makeData(model_.get()); });
+    if (made == nullptr) throw std::bad_alloc();
+    return Data(made);
   }
 
   void give_back(Data data) const {
