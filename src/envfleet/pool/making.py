@@ -119,7 +119,8 @@ def _native_choice(
     except NotNative as error:
         if backend == "native":
             raise UsageError(f"backend='native' cannot be had: {error}") from None
-        logger.info("not native: %s", error)
+        level = logging.WARNING if error.is_surprise else logging.INFO
+        logger.log(level, "not native: %s", str(error))  # the exception itself would keep its frames alive
         return None
 
 

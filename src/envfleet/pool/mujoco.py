@@ -55,16 +55,15 @@ def load() -> None:
     if compiled_for is None:
         raise NotNative("this build of EnvFleet has no native environments on MuJoCo: it was made without mujoco-core")
     if found != compiled_for:
-        text = (
+        raise NotNative(
             f"the native environments on MuJoCo are compiled for version {compiled_for}, but {found} is installed: "
-            f"Python envs in processes run instead; pip install mujoco=={compiled_for} for the native ones"
+            f"pip install mujoco=={compiled_for}",
+            is_surprise=True,
         )
-        logger.warning("%s", text)
-        raise NotNative(text)
     try:
         _library()
     except (OSError, RuntimeError) as error:
-        raise NotNative(f"the native environments on MuJoCo cannot be loaded: {error}") from None
+        raise NotNative(f"the native environments on MuJoCo cannot be loaded: {error}", is_surprise=True) from None
 
 
 @contextmanager

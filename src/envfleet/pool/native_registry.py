@@ -115,8 +115,8 @@ def _model(name: str, kwargs: dict[str, Any]) -> NativeModel:
 
 def _twin_of(spec: GymnasiumSpec) -> Twin | None:
     entry_point: Any = spec.entry_point
-    if callable(entry_point):
-        entry_point = f"{entry_point.__module__}:{entry_point.__qualname__}"
+    if callable(entry_point):  # a functools.partial has no name
+        entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
     return _TWINS.get(entry_point or "")
 
 

@@ -15,7 +15,16 @@ from envfleet.contract.errors import EnvFleetError
 
 
 class NotNative(EnvFleetError):
-    """No native env does what was asked for; the message says why."""
+    """No native env does what was asked for; the message says why.
+
+    Attributes:
+        is_surprise: The caller would expect a native env, and should hear that another backend runs it.
+    """
+
+    def __init__(self, message: str, *, is_surprise: bool = False) -> None:
+        """See above."""
+        super().__init__(message)
+        self.is_surprise = is_surprise
 
 
 @dataclass(frozen=True, slots=True)
