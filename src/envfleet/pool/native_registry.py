@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -38,10 +39,11 @@ class NativeChoice:
 
 def registry() -> list[str]:
     """The ids of all envs that run natively in C++."""
+    is_available = cache(lambda ask: ask())  # many twins ask the same, and it takes milliseconds
     ids = {*OLDER_IDS, *plugin_names()}
     for env_id, spec in gymnasium.registry.items():
         twin = _twin_of(spec)
-        if twin is not None and twin.is_available() and not spec.additional_wrappers:
+        if twin is not None and not spec.additional_wrappers and is_available(twin.is_available):
             ids.add(env_id)
     return sorted(ids)
 
