@@ -320,6 +320,13 @@ def test_attributes_are_gymnasiums():
             for ours, env in zip(pool.call(name), reference, strict=True):
                 theirs = getattr(env, name)
                 assert_array_equal(ours, theirs() if callable(theirs) else theirs)
+
+
+def test_gymnasiums_class_leaves_no_file_either():
+    """Its HalfCheetah does, if nobody keeps it from that."""
+    with envfleet.make("HalfCheetah-v5", 1) as pool:
+        pool.reset(seed=0)
+        assert pool.get_attr("frame_skip") == (5,)
     assert not Path("MUJOCO_LOG.TXT").exists()
 
 

@@ -69,8 +69,9 @@ inline void on_mujoco_message(const mjLogMessage* message) {
   }
 }
 
-/// MuJoCo times the stages of each step if it has a clock, and its Python bindings give it one: a tenth of a step of
-/// HalfCheetah. Nobody reads these times of our mjData, so the clock stands still for us, and goes on for all others.
+/// MuJoCo times the stages of each step if it has a clock, and its Python bindings give it one, which costs more than
+/// all that we add to a step. Nobody reads these times of our mjData: the clock stands still for us, and goes on for
+/// others.
 struct MujocoClock {
   MujocoClock() {
     others = mjcb_time;

@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import importlib
 import importlib.metadata
-import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
