@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from contenders import Actions, Contender, EnvFn, Running, SendRecv, running
 
@@ -46,7 +45,7 @@ def envpool_sync(env_id: str, num_threads: int) -> Contender:
     def build(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
         envs = _make_envpool(env_id, num_envs=len(env_fns), num_threads=num_threads)
         envs.reset()
-        return running(envs.step, envs.close, _as_envpool(actions))
+        return running(envs.step, envs.close, _as_envpool(envs, actions))
 
     return Contender(f"EnvPool sync, {_threads(num_threads)}", "envpool", "envpool", build)
 
@@ -56,7 +55,7 @@ def envpool_async(env_id: str, batch_size: int, num_threads: int) -> Contender:
 
     def build(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
         envs = _make_envpool(env_id, num_envs=len(env_fns), batch_size=batch_size, num_threads=num_threads)
-        return _running_async(envs, envs.close, _as_envpool(actions), batch_size)
+        return _running_async(envs, envs.close, _as_envpool(envs, actions), batch_size)
 
     return Contender(f"EnvPool async, batch {batch_size}, {_threads(num_threads)}", "envpool", "envpool", build)
 
@@ -76,9 +75,9 @@ def _make_envpool(env_id: str, **settings: int) -> Any:
     return envpool.make_gymnasium(env_id, seed=0, **settings)
 
 
-def _as_envpool(actions: Actions) -> Actions:
-    """Its discrete actions are int32."""
-    return actions.astype(np.int32) if actions.dtype.kind == "i" else actions
+def _as_envpool(envs: Any, actions: Actions) -> Actions:
+    """Its discrete actions are int32; those of MuJoCo are float64."""
+    return actions.astype(envs.spec.action_array_spec["action"].dtype)
 
 
 def _running_async(envs: Any, close: Any, actions: Actions, batch_size: int) -> Running:

@@ -1,6 +1,6 @@
 """How fast is an envfleet pool compared with its peers, on the same machine and in the same run?
 
-    python benchmarks/pool.py                         every row, about thirteen minutes
+    python benchmarks/pool.py                         every row, about twenty minutes
     python benchmarks/pool.py --rows cpu cartpole-64  some rows
     python benchmarks/pool.py --quick                 does it run? Its numbers are not to be quoted
 

@@ -76,7 +76,8 @@ void bind_native_model(nb::module_& m) {
             }
             return fields;
           })
-      .def_prop_ro("max_episode_steps", [](PyModel& self) { return self.spec.max_episode_steps; });
+      .def_prop_ro("max_episode_steps", [](PyModel& self) { return self.spec.max_episode_steps; })
+      .def_prop_ro("step_s", [](PyModel& self) { return self.spec.step_s; });
 }
 
 }  // namespace envfleet

@@ -75,10 +75,22 @@ class Info {
   Row row_;
 };
 
+/// An env that writes all that changes into `state_bytes()` bytes, and reads it from there.
+template <class Env>
+concept SavesItself = requires(Env& env, const Env& same_env, std::byte* to, const std::byte* from) {
+  { same_env.state_bytes() } -> std::same_as<std::size_t>;  // the same for all envs of a Model
+  { same_env.save(to) } -> std::same_as<void>;
+  { env.load(from) } -> std::same_as<void>;
+};
+
+template <class Env>
+concept HasPlainState = requires(Env& env) { requires std::is_trivially_copyable_v<decltype(env.state)>; };
+
 /// A native environment is a struct like this (docs/native_env.md has an example):
 ///  - Model: what all envs of a pool share, made once from the constructor's keyword arguments. Threads read it at
 ///    the same time.
-///  - state: all that changes, in one trivially copyable struct, so that it can be saved and restored.
+///  - state: all that changes, in one trivially copyable struct, so that it can be saved and restored. An env whose
+///    state has another form saves itself instead: see SavesItself.
 ///  - reset, step: may throw; the caller then gets EnvFailed with this env's number.
 ///  - observe: writes the observation of the present state; may be called again for the same state.
 ///  - inform (if it has infos): writes the infos of the last reset or step.
@@ -92,7 +104,7 @@ concept NativeEnv = requires(Env& env, const Env& same_env, const typename Env::
   { env.reset(random, kwargs) } -> std::same_as<void>;
   { env.step(action, random) } -> std::same_as<Outcome>;
   { same_env.observe(obs) } -> std::same_as<void>;
-  requires std::is_trivially_copyable_v<decltype(env.state)>;
+  requires SavesItself<Env> || HasPlainState<Env>;
 };
 
 template <class Env>

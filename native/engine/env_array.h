@@ -202,13 +202,29 @@ class EnvArrayOf final : public EnvArray {
   bool has_ended(std::uint32_t env_id) const override { return episodes_[env_id].ended; }
   void set_ended(std::uint32_t env_id, bool ended) override { episodes_[env_id].ended = ended; }
 
-  std::size_t state_bytes() const override { return sizeof(Env::state); }
+  std::size_t state_bytes() const override {
+    if constexpr (SavesItself<Env>) {
+      return episodes_.empty() ? 0 : episodes_[0].env.state_bytes();
+    } else {
+      return sizeof(Env::state);
+    }
+  }
   void get_state(std::uint32_t env_id, std::byte* state, std::uint32_t* num_steps) const override {
-    std::memcpy(state, &episodes_[env_id].env.state, sizeof(Env::state));
+    const Env& env = episodes_[env_id].env;
+    if constexpr (SavesItself<Env>) {
+      env.save(state);
+    } else {
+      std::memcpy(state, &env.state, sizeof(env.state));
+    }
     *num_steps = episodes_[env_id].num_steps;
   }
   void set_state(std::uint32_t env_id, const std::byte* state, std::uint32_t num_steps) override {
-    std::memcpy(&episodes_[env_id].env.state, state, sizeof(Env::state));
+    Env& env = episodes_[env_id].env;
+    if constexpr (SavesItself<Env>) {
+      env.load(state);
+    } else {
+      std::memcpy(&env.state, state, sizeof(env.state));
+    }
     episodes_[env_id].num_steps = num_steps;
   }
 

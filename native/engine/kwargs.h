@@ -42,6 +42,11 @@ class Kwargs {
     return foreign != nullptr && foreign->type == "NoneType";
   }
 
+  bool is_text(std::string_view name) const {
+    const Value* value = find(name);
+    return value != nullptr && std::holds_alternative<std::string>(*value);
+  }
+
   bool flag(std::string_view name, bool fallback) const {
     const Value* value = find(name);
     if (value == nullptr) return fallback;

@@ -121,6 +121,7 @@ struct Spec {
   Space action;
   std::vector<InfoField> infos = {};
   std::uint32_t max_episode_steps = 0;  // the default where nobody says otherwise; 0: no limit
+  double step_s = 0.0;                  // how much time passes for the env in a step; 0: it knows no time
 };
 
 }  // namespace envfleet

@@ -92,7 +92,8 @@ def test_an_id_with_the_module_that_registers_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("env_id", GYMNASIUM_IDS)
-def test_spaces_metadata_and_spec_are_gymnasiums(env_id):
+def test_spaces_metadata_and_spec_are_gymnasiums(env_id, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # Gymnasium's HalfCheetah leaves a file
     with warnings.catch_warnings(action="ignore"):  # some ids are out of date
         single = gymnasium.make(env_id)
     with envfleet.make(env_id, 3, backend="native", render_mode="rgb_array") as pool:

@@ -12,8 +12,9 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
-from envfleet.pool.native_registry import NativeChoice, NotNative, choose_native
+from envfleet.pool.native_registry import NativeChoice, choose_native
 from envfleet.pool.pool import EnvPool
+from envfleet.pool.twins import NotNative
 
 logger = logging.getLogger("envfleet.pool")
 
@@ -118,7 +119,8 @@ def _native_choice(
     except NotNative as error:
         if backend == "native":
             raise UsageError(f"backend='native' cannot be had: {error}") from None
-        logger.info("not native: %s", error)
+        level = logging.WARNING if error.is_surprise else logging.INFO
+        logger.log(level, "not native: %s", str(error))  # the exception itself would keep its frames alive
         return None
 
 

@@ -135,18 +135,21 @@ class NativeBackend:
         if name in _BUSINESS_OF_THE_POOL:
             raise UsageError(f"a native env cannot be called to {name}: use the pool's own {name}()")
         if self._twin_env is None:
-            self._twin_env = gymnasium.make(
-                spec, disable_env_checker=True, render_mode=self._choice.render_mode, **self._choice.kwargs
-            ).unwrapped
+            with twin.while_building():
+                self._twin_env = gymnasium.make(
+                    spec, disable_env_checker=True, render_mode=self._choice.render_mode, **self._choice.kwargs
+                ).unwrapped
         answers = []
         for env_id in range(self._config.num_envs):
             state, _, _ = self._pool.get_state(env_id)
-            twin.give_state(self._twin_env, np.frombuffer(state, twin.state)[0])
+            twin.give_state(self._twin_env, state)
             try:
                 answers.append(value_of(self._twin_env, name, args, kwargs))
             except gymnasium.error.DependencyNotInstalled as error:
                 raise MissingExtra(f"{error}; or: pip install 'envfleet[render]'") from None
             except Exception as error:
+                if (advice := twin.advice(error)) is not None:
+                    raise UsageError(advice) from error
                 raise Failure.of(env_id, error).to_exception() from None
         return answers
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import load_env_creator
 
 from envfleet._native import NativeModel
-from envfleet.contract.errors import EnvFleetError
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
+from envfleet.pool.mujoco import MUJOCO_TWINS
 from envfleet.pool.native_plugins import plugin_names
-from envfleet.pool.twins import OLDER_IDS, TWINS, Twin
+from envfleet.pool.twins import OLDER_IDS, TWINS, NotNative, Twin
 
-_TWINS = {twin.entry_point: twin for twin in TWINS}
-_RENDER_MODES = (None, "rgb_array", "ansi")  # the others want to draw at every step
-
-
-class NotNative(EnvFleetError):
-    """No native env does what was asked for; the message says why."""
+_TWINS = {twin.entry_point: twin for twin in (*TWINS, *MUJOCO_TWINS)}
+_RENDER_MODES = (None, "rgb_array", "ansi", "depth_array", "rgbd_tuple")  # the others want to draw at every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,13 @@ class NativeChoice:
 
 def registry() -> list[str]:
     """The ids of all envs that run natively in C++."""
-    twins = (env_id for env_id, spec in gymnasium.registry.items() if _twin_of(spec) and not spec.additional_wrappers)
-    return sorted({*twins, *OLDER_IDS, *plugin_names()})
+    is_available = cache(lambda ask: ask())  # many twins ask the same, and it takes milliseconds
+    ids = {*OLDER_IDS, *plugin_names()}
+    for env_id, spec in gymnasium.registry.items():
+        twin = _twin_of(spec)
+        if twin is not None and not spec.additional_wrappers and is_available(twin.is_available):
+            ids.add(env_id)
+    return sorted(ids)
 
 
 def choose_native(
@@ -85,14 +88,17 @@ def _choose_twin(
         raise NotNative(f"{spec.id} has no native twin; envfleet.registry() lists those that have one")
     if spec.additional_wrappers:
         raise NotNative(f"{spec.id} is registered with wrappers, which need a Python env")
+    model = _model(twin.native, twin.native_kwargs(kwargs))
     creator: Any = load_env_creator(twin.entry_point)
     metadata = dict(creator.metadata)
+    if model.step_s > 0:
+        metadata.setdefault("render_fps", int(np.round(1.0 / model.step_s)))
     if render_mode is not None and render_mode not in metadata["render_modes"]:
         raise NotNative(f"{spec.id} has no render_mode {render_mode!r}; it has {', '.join(metadata['render_modes'])}")
     steps = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     return NativeChoice(
         name=twin.native,
-        model=_model(twin.native, kwargs),
+        model=model,
         kwargs=kwargs,
         max_episode_steps=max(steps or 0, 0),  # Gymnasium's -1 means no limit
         render_mode=render_mode,
@@ -111,8 +117,8 @@ def _model(name: str, kwargs: dict[str, Any]) -> NativeModel:
 
 def _twin_of(spec: GymnasiumSpec) -> Twin | None:
     entry_point: Any = spec.entry_point
-    if callable(entry_point):
-        entry_point = f"{entry_point.__module__}:{entry_point.__qualname__}"
+    if callable(entry_point):  # a functools.partial has no name
+        entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
     return _TWINS.get(entry_point or "")
 
 

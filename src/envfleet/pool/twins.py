@@ -5,10 +5,26 @@ state, renders it and answers for its attributes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from envfleet.contract.errors import EnvFleetError
+
+
+class NotNative(EnvFleetError):
+    """No native env does what was asked for; the message says why.
+
+    Attributes:
+        is_surprise: The caller would expect a native env, and should hear that another backend runs it.
+    """
+
+    def __init__(self, message: str, *, is_surprise: bool = False) -> None:
+        """See above."""
+        super().__init__(message)
+        self.is_surprise = is_surprise
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +33,17 @@ class Twin:
 
     native: str  # its name in the C++ registry
     entry_point: str  # as Gymnasium registers it
-    state: np.dtype[Any]  # as the C++ struct State
-    give_state: Callable[[Any, np.void], None]  # sets the attributes of an (unwrapped) instance of the class
+    give_state: Callable[[Any, bytes], None]  # sets the attributes of an (unwrapped) instance of the class
+    is_available: Callable[[], bool] = lambda: True
+    # The constructor's arguments as C++ takes them. Sees to it that C++ knows the env; may raise NotNative.
+    native_kwargs: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
+    while_building: Callable[[], AbstractContextManager[None]] = nullcontext  # an instance of the class
+    advice: Callable[[Exception], str | None] = lambda error: None  # what to do, if the instance raises this
+
+
+def _reads(state: np.dtype[Any], give_state: Callable[[Any, np.void], None]) -> Callable[[Any, bytes], None]:
+    """The state is a struct; `state` as the C++ struct State."""
+    return lambda env, raw: give_state(env, np.frombuffer(raw, state)[0])
 
 
 def _cart_pole(env: Any, state: np.void) -> None:
@@ -75,62 +100,64 @@ TWINS: tuple[Twin, ...] = (
     Twin(
         native="CartPole",
         entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv",
-        state=_struct(*((name, np.float64) for name in ("x", "x_dot", "theta", "theta_dot"))),
-        give_state=_cart_pole,
+        give_state=_reads(_struct(*((name, np.float64) for name in ("x", "x_dot", "theta", "theta_dot"))), _cart_pole),
     ),
     Twin(
         native="MountainCar",
         entry_point="gymnasium.envs.classic_control.mountain_car:MountainCarEnv",
-        state=_struct(("position", np.float64), ("velocity", np.float64)),
-        give_state=_mountain_car,
+        give_state=_reads(_struct(("position", np.float64), ("velocity", np.float64)), _mountain_car),
     ),
     Twin(
         native="MountainCarContinuous",
         entry_point="gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv",
-        state=_struct(("position", np.float64), ("velocity", np.float64), ("is_float32", np.bool_)),
-        give_state=_mountain_car_continuous,
+        give_state=_reads(
+            _struct(("position", np.float64), ("velocity", np.float64), ("is_float32", np.bool_)),
+            _mountain_car_continuous,
+        ),
     ),
     Twin(
         native="Pendulum",
         entry_point="gymnasium.envs.classic_control.pendulum:PendulumEnv",
-        state=_struct(
-            ("theta", np.float64), ("theta_dot", np.float64), ("last_torque", np.float32), ("has_torque", np.bool_)
+        give_state=_reads(
+            _struct(
+                ("theta", np.float64), ("theta_dot", np.float64), ("last_torque", np.float32), ("has_torque", np.bool_)
+            ),
+            _pendulum,
         ),
-        give_state=_pendulum,
     ),
     Twin(
         native="Acrobot",
         entry_point="gymnasium.envs.classic_control.acrobot:AcrobotEnv",
-        state=_struct(
-            *((name, np.float64) for name in ("theta1", "theta2", "theta1_dot", "theta2_dot")),
-            *((name, np.float64) for name in ("cos1", "sin1", "cos2", "sin2")),
-            ("is_float32", np.bool_),
+        give_state=_reads(
+            _struct(
+                *((name, np.float64) for name in ("theta1", "theta2", "theta1_dot", "theta2_dot")),
+                *((name, np.float64) for name in ("cos1", "sin1", "cos2", "sin2")),
+                ("is_float32", np.bool_),
+            ),
+            _acrobot,
         ),
-        give_state=_acrobot,
     ),
     Twin(
         native="FrozenLake",
         entry_point="gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv",
-        state=_struct(*_TABLE_FIELDS),
-        give_state=_table,
+        give_state=_reads(_struct(*_TABLE_FIELDS), _table),
     ),
     Twin(
         native="CliffWalking",
         entry_point="gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv",
-        state=_struct(*_TABLE_FIELDS),
-        give_state=_table,
+        give_state=_reads(_struct(*_TABLE_FIELDS), _table),
     ),
     Twin(
         native="Taxi",
         entry_point="gymnasium.envs.toy_text.taxi:TaxiEnv",
-        state=_struct(*_TABLE_FIELDS, ("orientation", np.int32), ("fickle_step", np.bool_)),
-        give_state=_taxi,
+        give_state=_reads(_struct(*_TABLE_FIELDS, ("orientation", np.int32), ("fickle_step", np.bool_)), _taxi),
     ),
     Twin(
         native="Blackjack",
         entry_point="gymnasium.envs.toy_text.blackjack:BlackjackEnv",
-        state=_struct(("player", _HAND), ("dealer", _HAND), ("shown_suit", np.int8), ("shown_face", np.int8)),
-        give_state=_blackjack,
+        give_state=_reads(
+            _struct(("player", _HAND), ("dealer", _HAND), ("shown_suit", np.int8), ("shown_face", np.int8)), _blackjack
+        ),
     ),
 )
 
