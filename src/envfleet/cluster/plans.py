@@ -12,9 +12,10 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.cluster.messages import PoolPlan
 from envfleet.cluster.values_wire import NotPlain, to_plain
-from envfleet.contract.errors import UsageError
+from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.arguments import whole_number
+from envfleet.pool.atari_ids import spec_of_id
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of
 from envfleet.pool.making import BACKENDS
@@ -77,7 +78,7 @@ def spec_of(env: Env) -> GymnasiumSpec | None:
     """Gymnasium's spec, if there is one here."""
     try:
         found = _resolved(env)
-    except gymnasium.error.Error:
+    except (gymnasium.error.Error, MissingExtra):
         return None
     return found if isinstance(found, GymnasiumSpec) else None
 
@@ -112,7 +113,7 @@ def _resolved(env: Any) -> Any:
     """Ids registered in this process only mean something as Gymnasium's spec."""
     if isinstance(env, EnvSpec) and env.id is not None:
         env = env.id
-    return gymnasium.spec(env) if isinstance(env, str) else env
+    return spec_of_id(env) if isinstance(env, str) else env
 
 
 def _plain_env(env: Env) -> EnvSpec | None:
@@ -125,10 +126,10 @@ def _plain_env(env: Env) -> EnvSpec | None:
     if env_id in plugin_names():
         return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)
     try:
-        entry_point = gymnasium.spec(env_id).entry_point
-    except gymnasium.error.Error:
+        entry_point = spec_of_id(env_id).entry_point
+    except (gymnasium.error.Error, MissingExtra):
         entry_point = "gymnasium.envs."  # unknown here; the workers may have it, or will say that they do not
-    is_built_in = isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.")
+    is_built_in = isinstance(entry_point, str) and entry_point.startswith(("gymnasium.envs.", "envfleet.pool."))
     if not is_built_in:
         return None
     return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.atari_ids import spec_of_id
 
 EnvLike = str | EnvSpec | GymnasiumSpec | Callable[..., Any]
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]] | None
@@ -85,9 +86,9 @@ def env_builders(
 
 def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
     if isinstance(env, EnvSpec):
-        return gymnasium.spec(env.id) if env.id is not None else str(env.factory)
+        return spec_of_id(env.id) if env.id is not None else str(env.factory)
     if isinstance(env, str):
-        return gymnasium.spec(env)
+        return spec_of_id(env)
     if isinstance(env, GymnasiumSpec) or callable(env):
         return env
     raise UsageError(

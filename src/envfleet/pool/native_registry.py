@@ -13,6 +13,7 @@ from gymnasium.envs.registration import load_env_creator
 from envfleet._native import NativeModel
 from envfleet.contract.errors import EnvFleetError
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.atari_ids import spec_of_id
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of
 from envfleet.pool.native_plugins import plugin_names
 from envfleet.pool.twins import OLDER_IDS, TWINS, Twin
@@ -71,7 +72,7 @@ def choose_native(
             raise NotNative(f"{env} is native with its default arguments only; got {', '.join(kwargs)}")
         env = OLDER_IDS[env]
     if isinstance(env, str) and env:
-        env = gymnasium.spec(env)
+        env = spec_of_id(env)
     if not isinstance(env, GymnasiumSpec):
         raise NotNative("only registered envs can be native, not callables")
     return _choose_twin(env, {**env.kwargs, **kwargs}, max_episode_steps, render_mode)
