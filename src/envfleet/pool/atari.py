@@ -108,6 +108,9 @@ class AtariEnv(gymnasium.Env[Image, int]):
         self._last, self._before_last = np.zeros(screen_size, np.uint8), np.zeros(screen_size, np.uint8)
         self._stack = _FrameStack(self.settings.stack_num, (*image_size, *channels))
         self.observation_space = spaces.Box(0, 255, (self.settings.stack_num, *image_size, *channels), np.uint8)
+        self.info_columns = {"lives": np.dtype(np.int64)}
+        if self.settings.reward_clip:
+            self.info_columns["reward"] = np.dtype(np.float64)
         self._lives = 0
         self._game_goes_on = False  # the last episode ended with a life, and the next one is to go on from there
 
@@ -126,7 +129,10 @@ class AtariEnv(gymnasium.Env[Image, int]):
         self._look(self._last)
         self._screen.show(self._last)
         obs = self._stack.push(self._screen) if goes_on else self._stack.fill(self._screen)
-        return obs, {"lives": self._lives}
+        info: dict[str, Any] = {"lives": self._lives}
+        if self.settings.reward_clip:
+            info["reward"] = 0.0
+        return obs, info
 
     def step(self, action: Any) -> tuple[Image, float, bool, bool, dict[str, Any]]:
         """Repeat the action for `frame_skip` frames, or until the episode ends."""
