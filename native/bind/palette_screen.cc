@@ -16,7 +16,8 @@ std::uint8_t* bytes_of(nb::handle object, std::size_t num_bytes, const char* nam
                         (is_written ? PyArray_ISCARRAY(array) : PyArray_ISCARRAY_RO(array)) &&
                         static_cast<std::size_t>(PyArray_SIZE(array)) == num_bytes;
   if (!is_right) {
-    const std::string text = std::string(name) + " must be a contiguous array of " + std::to_string(num_bytes) + " uint8";
+    const std::string text =
+        std::string(name) + " must be a contiguous array of " + std::to_string(num_bytes) + " uint8";
     throw nb::type_error(text.c_str());
   }
   return static_cast<std::uint8_t*>(PyArray_DATA(array));
@@ -40,8 +41,7 @@ void init(PaletteScreen* self, Pair screen, Pair image, std::uint32_t num_channe
       throw nb::value_error("an image has between 1 pixel and as many as the screen (at most 257) along each axis");
     }
   }
-  new (self)
-      PaletteScreen(ImageSize{screen.first, screen.second}, ImageSize{image.first, image.second}, num_channels);
+  new (self) PaletteScreen(ImageSize{screen.first, screen.second}, ImageSize{image.first, image.second}, num_channels);
 }
 
 }  // namespace

@@ -56,7 +56,8 @@ class AreaResize {
   template <std::uint32_t kNumChannels, std::uint32_t kNumTaps>
   void mean_columns();
   void write_row(const std::uint8_t* image, std::uint32_t y, std::uint8_t* out);
-  std::uint8_t in_opencv_order(const std::uint8_t* image, std::uint32_t y, std::uint32_t x, std::uint32_t channel) const;
+  std::uint8_t in_opencv_order(const std::uint8_t* image, std::uint32_t y, std::uint32_t x,
+                               std::uint32_t channel) const;
 
   AreaAxis rows_;
   AreaAxis columns_;

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-ale_py = pytest.importorskip("ale_py", reason="needs envfleet[atari]")
-
 import envfleet
 from envfleet.pool.atari_ids import atari_game
 from envfleet.testing.programs import require_equal
+
+pytest.importorskip("ale_py", reason="needs envfleet[atari]")
 
 MODES = list(envfleet.Autoreset)
 

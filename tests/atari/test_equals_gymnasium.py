@@ -7,8 +7,9 @@ from numpy.testing import assert_array_equal
 pytest.importorskip("ale_py", reason="needs envfleet[atari]")
 pytest.importorskip("cv2", reason="needs opencv-python-headless, for Gymnasium's wrapper")
 
-from envfleet.pool.atari import AtariEnv
 from oracle_atari import make_oracle
+
+from envfleet.pool.atari import AtariEnv
 
 CASES = {
     "pong": ("pong", {}),

@@ -20,6 +20,7 @@ from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of
 from envfleet.pool.making import BACKENDS
 from envfleet.pool.native_plugins import plugin_file, plugin_names
+from envfleet.pool.vector_choice import is_envpool_task
 
 Env = EnvLike | Sequence[Callable[..., Any]]
 
@@ -113,7 +114,7 @@ def _resolved(env: Any) -> Any:
     """Ids registered in this process only mean something as Gymnasium's spec."""
     if isinstance(env, EnvSpec) and env.id is not None:
         env = env.id
-    return spec_of_id(env) if isinstance(env, str) else env
+    return spec_of_id(env) if isinstance(env, str) and not is_envpool_task(env) else env
 
 
 def _plain_env(env: Env) -> EnvSpec | None:
@@ -123,7 +124,7 @@ def _plain_env(env: Env) -> EnvSpec | None:
     env_id = env.id if isinstance(env, EnvSpec) else env
     if not isinstance(env_id, str):
         return None
-    if env_id in plugin_names():
+    if env_id in plugin_names() or is_envpool_task(env_id):
         return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)
     try:
         entry_point = spec_of_id(env_id).entry_point

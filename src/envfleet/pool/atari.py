@@ -34,7 +34,9 @@ class AtariSettings:
     terminal_on_life_loss: bool = False  # a lost life ends the episode; the next one is a new game (Gymnasium's)
     episodic_life: bool = False  # a lost life ends the episode; the next one goes on with the game (EnvPool's)
     reward_clip: bool = False  # rewards are -1, 0 or 1; info["reward"] has what the game gave
-    repeat_action_probability: float = 0.0  # at each frame, that of the action before ("sticky"); Gymnasium's v5 has 0.25
+    repeat_action_probability: float = (
+        0.0  # at each frame, that of the action before ("sticky"); Gymnasium's v5 has 0.25
+    )
     full_action_space: bool = False  # all 18 actions, also those that mean nothing in this game
     max_num_frames_per_episode: int = 108_000  # then it is truncated; no-ops count; 0: no limit
     mode: int | None = None  # the game's modes and difficulties as ALE numbers them; None: its own defaults
@@ -74,7 +76,7 @@ class AtariSettings:
         return height, width
 
 
-class AtariEnv(gymnasium.Env[Image, int]):
+class AtariEnv(gymnasium.Env[Image, Any]):
     """One game. An observation is overwritten some steps later: pools copy it at once, others must, too."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012 - as Gymnasium declares it
@@ -108,7 +110,7 @@ class AtariEnv(gymnasium.Env[Image, int]):
         self._last, self._before_last = np.zeros(screen_size, np.uint8), np.zeros(screen_size, np.uint8)
         self._stack = _FrameStack(self.settings.stack_num, (*image_size, *channels))
         self.observation_space = spaces.Box(0, 255, (self.settings.stack_num, *image_size, *channels), np.uint8)
-        self.info_columns = {"lives": np.dtype(np.int64)}
+        self.info_columns: dict[str, np.dtype[Any]] = {"lives": np.dtype(np.int64)}
         if self.settings.reward_clip:
             self.info_columns["reward"] = np.dtype(np.float64)
         self._lives = 0

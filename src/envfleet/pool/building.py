@@ -41,7 +41,7 @@ class EnvBuilder:
                 **kwargs,
             )
             return made
-        make = _imported(self.source) if isinstance(self.source, str) else self.source
+        make = imported(self.source) if isinstance(self.source, str) else self.source
         env: gymnasium.Env[Any, Any] = make(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}")
@@ -110,7 +110,8 @@ def kwargs_of(env_kwargs: EnvKwargs, index: int, num_envs: int) -> dict[str, Any
     return dict(env_kwargs[index])
 
 
-def _imported(path: str) -> Callable[..., Any]:
+def imported(path: str) -> Callable[..., Any]:
+    """The factory at an import path."""
     module, _, name = path.partition(":")
     factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return factory

@@ -61,9 +61,7 @@ class ProcessBackend:
             self._action_tree = SpaceTree(self.traits.action_space)
             SharedArrays.allocate(self._files, self._shape, self._action_tree)
             self._info_columns = InfoColumns(self.traits.info_columns)
-            self._arrays = SharedArrays(
-                self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns
-            )
+            self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns)
             self._board = self._household.board = self._arrays.board
             self._household.num_children = self._shape.num_children
             self._board.clear()
