@@ -11,6 +11,9 @@ PaletteScreen::PaletteScreen(ImageSize screen, ImageSize image, std::uint32_t nu
       shown_(std::size_t{screen.height} * screen.width * num_channels),
       row_changed_(screen.height, 1),
       image_(std::size_t{image.height} * image.width * num_channels),
+      known_(std::size_t{screen.height} * screen.width),
+      last_(known_),
+      other_(known_),
       resize_(screen, image, num_channels) {
   palette_.fill(kUnknown);
 }
@@ -23,31 +26,45 @@ void PaletteScreen::learn(const std::uint8_t* indices, const std::uint8_t* colou
   }
 }
 
-bool PaletteScreen::knows(const std::uint8_t* indices) const {
-  std::uint32_t met = 0;
-  std::uint64_t last_run = 0;
-  for (std::size_t i = 0; i < std::size_t{screen_.height} * screen_.width; i += kRun) {
-    std::uint64_t run;
-    std::memcpy(&run, indices + i, kRun);
-    if (run == last_run && i != 0) continue;
-    for (std::uint32_t j = 0; j < kRun; ++j) met |= palette_[indices[i + j]];
-    last_run = run;
+bool PaletteScreen::knows(const std::uint8_t* indices) {
+  const std::size_t width = screen_.width;
+  for (std::size_t start = 0; start < known_.size(); start += width) {
+    if (has_known_ && std::memcmp(indices + start, &known_[start], width) == 0) continue;
+    if (!knows_row(indices + start)) {
+      has_known_ = false;
+      return false;
+    }
+    std::memcpy(&known_[start], indices + start, width);
   }
+  has_known_ = true;
+  return true;
+}
+
+bool PaletteScreen::knows_row(const std::uint8_t* indices) const {
+  std::uint32_t met = 0;
+  for (std::uint32_t x = 0; x < screen_.width; ++x) met |= palette_[indices[x]];
   return (met & kUnknown) == 0;
 }
 
 void PaletteScreen::show(const std::uint8_t* indices, const std::uint8_t* other) {
+  if (other == nullptr) other = indices;
+  const std::size_t width = screen_.width;
   for (std::uint32_t y = 0; y < screen_.height; ++y) {
-    const std::size_t start = std::size_t{y} * screen_.width;
+    const std::size_t start = y * width;
+    const bool is_shown = shows_last_ && std::memcmp(indices + start, &last_[start], width) == 0 &&
+                          std::memcmp(other + start, &other_[start], width) == 0;
+    if (is_shown) continue;
     write_row(indices + start, y, false);
-    // Most rows of most games are the same in both.
-    const bool differs = other != nullptr && std::memcmp(indices + start, other + start, screen_.width) != 0;
-    if (differs) write_row(other + start, y, true);
+    if (std::memcmp(indices + start, other + start, width) != 0) write_row(other + start, y, true);
+    std::memcpy(&last_[start], indices + start, width);
+    std::memcpy(&other_[start], other + start, width);
   }
+  shows_last_ = true;
 }
 
 void PaletteScreen::add(const std::uint8_t* indices) {
   for (std::uint32_t y = 0; y < screen_.height; ++y) write_row(indices + std::size_t{y} * screen_.width, y, true);
+  shows_last_ = false;
 }
 
 void PaletteScreen::write_image(std::uint8_t* image) {

@@ -25,7 +25,7 @@ class PaletteScreen {
   void learn(const std::uint8_t* indices, const std::uint8_t* colours);
 
   /// Were all colours of this screen learned? To be asked before it is shown.
-  bool knows(const std::uint8_t* indices) const;
+  bool knows(const std::uint8_t* indices);
 
   /// Show a screen or, pixel by pixel, the brighter of two.
   void show(const std::uint8_t* indices, const std::uint8_t* other);
@@ -39,6 +39,7 @@ class PaletteScreen {
  private:
   static constexpr std::uint32_t kUnknown = 1u << 31;
 
+  bool knows_row(const std::uint8_t* indices) const;
   // A row of the screen, or the brighter of it and of what is there.
   template <std::uint32_t kNumChannels, bool kIsBrighter>
   void write_row(const std::uint8_t* indices, std::uint32_t y);
@@ -50,6 +51,11 @@ class PaletteScreen {
   std::vector<std::uint8_t> shown_;         // [height, width, channels]
   std::vector<std::uint8_t> row_changed_;   // [height] since the last image
   std::vector<std::uint8_t> image_;         // the last one
+  // Most rows of a screen are those of the screen before: screens that were seen, so that these rows cost nothing.
+  std::vector<std::uint8_t> known_;         // [height, width]: all its colours are known
+  std::vector<std::uint8_t> last_, other_;  // [height, width]: shown last
+  bool has_known_ = false;
+  bool shows_last_ = false;  // `shown_` is the brighter of `last_` and `other_`
   AreaResize resize_;
 };
 
