@@ -34,7 +34,7 @@ def envfleet_native_async(env_id: str, batch_size: int) -> Contender:
         import envfleet
 
         envs = envfleet.make(env_id, len(env_fns), batch_size=batch_size, backend="native", seed=0)
-        return _running_async(envs, envs.close, actions, batch_size)
+        return running_async(envs, envs.close, actions, batch_size)
 
     return Contender(f"envfleet native async, batch {batch_size}", "envfleet", "envfleet", build)
 
@@ -55,7 +55,7 @@ def envpool_async(env_id: str, batch_size: int, num_threads: int) -> Contender:
 
     def build(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
         envs = _make_envpool(env_id, num_envs=len(env_fns), batch_size=batch_size, num_threads=num_threads)
-        return _running_async(envs, envs.close, _as_envpool(envs, actions), batch_size)
+        return running_async(envs, envs.close, _as_envpool(envs, actions), batch_size)
 
     return Contender(f"EnvPool async, batch {batch_size}, {_threads(num_threads)}", "envpool", "envpool", build)
 
@@ -80,7 +80,8 @@ def _as_envpool(envs: Any, actions: Actions) -> Actions:
     return actions.astype(envs.spec.action_array_spec["action"].dtype)
 
 
-def _running_async(envs: Any, close: Any, actions: Actions, batch_size: int) -> Running:
+def running_async(envs: Any, close: Any, actions: Actions, batch_size: int) -> Running:
+    """Driven by `recv` and `send`, `batch_size` envs at a time."""
     envs.async_reset()
     # Envs of one kind take equally long: there is none to starve, and the steps of each need not be counted.
     driver = SendRecv(envs, actions, batch_size, counts_envs=False)

@@ -26,13 +26,14 @@ from pathlib import Path
 
 import numpy as np
 
+from atari_workloads import ATARI_WORKLOADS
 from contenders import Actions, Contender, EnvFn, Running, deadline
 from native_workloads import NATIVE_WORKLOADS
 from report import Outcome, RowResult, Settings, describe_machine, to_json, to_markdown, update_readme
 from workloads import PYTHON_WORKLOADS, ParallelSpeedup, Workload
 
 # In this order: processes are forked before any peer has started threads in this one.
-WORKLOADS = (*PYTHON_WORKLOADS, *NATIVE_WORKLOADS)
+WORKLOADS = (*PYTHON_WORKLOADS, *NATIVE_WORKLOADS, *ATARI_WORKLOADS)
 
 NUM_ACTION_BATCHES = 16
 BUILD_TIMEOUT_S = 120.0

@@ -57,6 +57,7 @@ NB_MODULE(_native, m) {
   envfleet::bind_flight(m);
   envfleet::bind_native_model(m);
   envfleet::bind_native_pool(m);
+  envfleet::bind_palette_screen(m);
   m.def("has_nan", &envfleet::has_nan);
   m.def("die_with_parent", &envfleet::die_with_parent, "parent_pid"_a);
 }

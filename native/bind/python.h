@@ -23,5 +23,6 @@ void bind_board(nb::module_& m);
 void bind_flight(nb::module_& m);
 void bind_native_model(nb::module_& m);
 void bind_native_pool(nb::module_& m);
+void bind_palette_screen(nb::module_& m);
 
 }  // namespace envfleet

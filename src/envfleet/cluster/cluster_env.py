@@ -56,7 +56,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         launcher: Launcher | None = None,
         sync: SyncRule | None = None,
         batch_size: int | None = None,
-        backend: Literal["auto", "native", "process", "serial"] = "auto",
+        backend: Literal["auto", "native", "process", "serial", "vector"] = "auto",
         autoreset_mode: AutoresetMode | Autoreset | str | None = None,
         seed: int | None = None,
         env_kwargs: EnvKwargs = None,

@@ -12,13 +12,14 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.cluster.messages import PoolPlan
 from envfleet.cluster.values_wire import NotPlain, to_plain
-from envfleet.contract.errors import UsageError
+from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.arguments import whole_number
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
 from envfleet.pool.making import BACKENDS
 from envfleet.pool.native_plugins import plugin_file, plugin_names
+from envfleet.pool.vector_choice import is_envpool_task
 
 Env = EnvLike | Sequence[Callable[..., Any]]
 
@@ -77,7 +78,7 @@ def spec_of(env: Env) -> GymnasiumSpec | None:
     """Gymnasium's spec, if there is one here."""
     try:
         found = _resolved(env)
-    except gymnasium.error.Error:
+    except (gymnasium.error.Error, MissingExtra):
         return None
     return found if isinstance(found, GymnasiumSpec) else None
 
@@ -112,7 +113,7 @@ def _resolved(env: Any) -> Any:
     """Ids registered in this process only mean something as Gymnasium's spec."""
     if isinstance(env, EnvSpec) and env.id is not None:
         env = env.id
-    return registered(env) if isinstance(env, str) else env
+    return registered(env) if isinstance(env, str) and not is_envpool_task(env) else env
 
 
 def _plain_env(env: Env) -> EnvSpec | None:
@@ -122,13 +123,13 @@ def _plain_env(env: Env) -> EnvSpec | None:
     env_id = env.id if isinstance(env, EnvSpec) else env
     if not isinstance(env_id, str):
         return None
-    if env_id in plugin_names():
+    if env_id in plugin_names() or is_envpool_task(env_id):
         return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)
     try:
         entry_point = registered(env_id).entry_point
-    except gymnasium.error.Error:
+    except (gymnasium.error.Error, MissingExtra):
         entry_point = "gymnasium.envs."  # unknown here; the workers may have it, or will say that they do not
-    is_built_in = isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.")
+    is_built_in = isinstance(entry_point, str) and entry_point.startswith(("gymnasium.envs.", "envfleet.pool."))
     if not is_built_in:
         return None
     return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)

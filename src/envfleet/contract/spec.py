@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from envfleet.contract.errors import UsageError
@@ -40,3 +41,4 @@ class EnvTraits:
     metadata: dict[str, Any]
     render_mode: str | None
     gymnasium_spec: Any = None  # gymnasium.envs.registration.EnvSpec, if the env has one
+    info_columns: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # numbers that every info of it has

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.atari_ids import atari_spec
 
 EnvLike = str | EnvSpec | GymnasiumSpec | Callable[..., Any]
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]] | None
@@ -40,7 +41,7 @@ class EnvBuilder:
                 **kwargs,
             )
             return made
-        make = _imported(self.source) if isinstance(self.source, str) else self.source
+        make = imported(self.source) if isinstance(self.source, str) else self.source
         env: gymnasium.Env[Any, Any] = make(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}")
@@ -84,14 +85,14 @@ def env_builders(
 
 
 def registered(env_id: str) -> GymnasiumSpec:
-    """What is registered under this id, or under "module:id", which is imported first."""
+    """How the env of this id, or of "module:id", is built: ours for Atari games, else what is registered."""
     module, _, name = env_id.rpartition(":")
     if module:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise UsageError(f"env {env_id!r} names a module that cannot be imported: {error}") from error
-    return gymnasium.spec(name)
+    return atari_spec(name) or gymnasium.spec(name)
 
 
 def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
@@ -120,7 +121,8 @@ def kwargs_of(env_kwargs: EnvKwargs, index: int, num_envs: int) -> dict[str, Any
     return dict(env_kwargs[index])
 
 
-def _imported(path: str) -> Callable[..., Any]:
+def imported(path: str) -> Callable[..., Any]:
+    """The factory at an import path."""
     module, _, name = path.partition(":")
     factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return factory

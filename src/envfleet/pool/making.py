@@ -15,10 +15,11 @@ from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
 from envfleet.pool.native_registry import NativeChoice, choose_native
 from envfleet.pool.pool import EnvPool
 from envfleet.pool.twins import NotNative
+from envfleet.pool.vector_choice import is_envpool_task, vector_builder
 
 logger = logging.getLogger("envfleet.pool")
 
-BACKENDS = ("auto", "native", "process", "serial")
+BACKENDS = ("auto", "native", "process", "serial", "vector")
 
 
 def make(
@@ -26,7 +27,7 @@ def make(
     num_envs: int | None = None,
     *,
     batch_size: int | None = None,
-    backend: Literal["auto", "native", "process", "serial"] = "auto",
+    backend: Literal["auto", "native", "process", "serial", "vector"] = "auto",
     autoreset_mode: AutoresetMode | Autoreset | str = Autoreset.NEXT_STEP,
     seed: int | None = None,
     env_kwargs: EnvKwargs = None,
@@ -48,8 +49,10 @@ def make(
         batch_size: Rows of a batch. Less than `num_envs` makes the pool asynchronous: `recv()` returns the
             first that finished.
         backend: "native" runs envs that are written in C++ (`envfleet.registry()` lists them); "process" any env, in
-            child processes; "serial" any env, in this thread. "auto": native where there is such an env, otherwise
-            process.
+            child processes; "serial" any env, in this thread; "vector" what comes vectorized: EnvPool's tasks
+            ("envpool:Ant-v5"), ale-py's games, ids with a vector entry point, and factories of a
+            `gymnasium.vector.VectorEnv`, which are called with `num_envs`. "auto": vector for EnvPool's tasks, native
+            where there is such an env, otherwise process.
         autoreset_mode: What follows the last step of an episode: "next_step", "same_step", "disabled", or
             Gymnasium's AutoresetMode.
         seed: For the first reset() if that has no seed of its own. Env i is seeded with `seed + i`.
@@ -74,6 +77,10 @@ def make(
         raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
     if backend not in BACKENDS:
         raise UsageError(f"no backend is called {backend!r}; known: {', '.join(BACKENDS)}")
+    if is_envpool_task(env):
+        if backend not in ("auto", "vector"):
+            raise UsageError(f"EnvPool runs its tasks itself: backend must be 'auto' or 'vector'; got {backend!r}")
+        backend = "vector"
     choice = _native_choice(backend, env, num_envs, env_kwargs, max_episode_steps, render_mode)
     config = PoolConfig(
         num_envs=num_envs,
@@ -89,6 +96,13 @@ def make(
         from envfleet.pool.native import NativeBackend
 
         return EnvPool(NativeBackend(choice, config), config, seed)
+    if backend == "vector":
+        from envfleet.pool.vector import VectorBackend
+
+        build = vector_builder(
+            env, config, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
+        )
+        return EnvPool(VectorBackend(build, config), config, seed)
     builders = env_builders(
         env, num_envs, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
     )

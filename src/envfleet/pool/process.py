@@ -23,6 +23,7 @@ from envfleet.pool.building import EnvBuilder
 from envfleet.pool.cpus import usable_cpus
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.household import Household
+from envfleet.pool.info_columns import InfoColumns
 from envfleet.pool.nursery import KILL_WAIT_S, SCOUT, Nursery, Signal, Spawn, WatchBoard
 from envfleet.pool.object_lane import ObjectLane, Windows
 from envfleet.pool.rows import Extras, assemble_batch
@@ -59,7 +60,8 @@ class ProcessBackend:
             self._obs_tree = SpaceTree(self.traits.observation_space)
             self._action_tree = SpaceTree(self.traits.action_space)
             SharedArrays.allocate(self._files, self._shape, self._action_tree)
-            self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree)
+            self._info_columns = InfoColumns(self.traits.info_columns)
+            self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns)
             self._board = self._household.board = self._arrays.board
             self._household.num_children = self._shape.num_children
             self._board.clear()
@@ -110,9 +112,10 @@ class ProcessBackend:
         flags, arrays = self._board.take(line)
         columns, final_columns = self._arrays.split(arrays)
         if flags == 0 and self._obs_tree.is_one_array:  # the common case, for which the caller waits
-            return StepBatch(arrays[0], columns[0], arrays[1], arrays[2], arrays[3], {})
+            infos = self._info_columns.read(columns[1:])
+            return StepBatch(arrays[0], columns[0], arrays[1], arrays[2], arrays[3], {}, infos)
         extras = self._extras(arrays[0], arrays[4]) if flags else {}
-        return assemble_batch(self._obs_tree, arrays[:4], columns, final_columns, extras)
+        return assemble_batch(self._obs_tree, arrays[:4], columns, final_columns, extras, self._info_columns)
 
     def drain(self, timeout_s: float) -> None:
         """See Backend. Failures of envs that nobody waits for any more are only logged."""

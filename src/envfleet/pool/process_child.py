@@ -20,6 +20,7 @@ from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
+from envfleet.pool.info_columns import InfoColumns
 from envfleet.pool.object_lane import ObjectLane, Windows
 from envfleet.pool.rows import RowWriter, WrongObservation, action_reader
 from envfleet.pool.scout import time_steps
@@ -104,8 +105,9 @@ class ChildProcess:
         self._lane = lane
         self._windows = windows
         self._action_tree = SpaceTree(start.traits.action_space)
-        self._arrays = SharedArrays(files, shape, obs_tree, self._action_tree)
-        self._writer = RowWriter(obs_tree)
+        info_columns = InfoColumns(start.traits.info_columns)
+        self._arrays = SharedArrays(files, shape, obs_tree, self._action_tree, info_columns)
+        self._writer = RowWriter(obs_tree, info_columns)
         self._known_columns: dict[tuple[int, int], Any] = {}  # by line and buffer: columns, final columns
         self._columns: Any = None  # of the buffer written last
         self._line = self._buffer = -1

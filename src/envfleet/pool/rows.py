@@ -12,8 +12,10 @@ from envfleet.contract.episode import Transition
 from envfleet.contract.errors import EnvFleetError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.guard import Failure, GuardedEpisode
+from envfleet.pool.info_columns import BrokenPromise, InfoColumns
 
 Array = np.ndarray[Any, Any]
+NO_INFO_COLUMNS = InfoColumns({})
 
 
 class WrongObservation(EnvFleetError):
@@ -33,27 +35,39 @@ class Extras(NamedTuple):
 class RowWriter:
     """Writes transitions of one space into row r of columns [rows, *leaf.shape]."""
 
-    def __init__(self, tree: SpaceTree) -> None:
-        """The writer for one observation space."""
+    def __init__(self, tree: SpaceTree, info_columns: InfoColumns = NO_INFO_COLUMNS) -> None:
+        """The writer for one observation space, and for what an env has declared of its infos."""
         self._tree = tree
+        self._info_columns = info_columns
+        self._num_leaves = len(tree.array_leaves)
         self._one_array = tree.is_one_array
         self._shape = tree.leaves[0].shape if tree.leaves else ()
 
     def extras(self, episode: GuardedEpisode, transition: Transition) -> Extras | None:
         """What the row will have besides arrays."""
         has_objects = self._tree.object_leaves
-        if not (transition.info or transition.has_final or has_objects or episode.failure):
+        info = self._info_columns.rest_of(transition.info)
+        if not (info or transition.has_final or has_objects or episode.failure):
             return None
-        final_info = (transition.final_info or {}) if transition.has_final else None
+        final_info = self._info_columns.rest_of(transition.final_info or {}) if transition.has_final else None
         objects = self._objects(transition.obs) if has_objects else None
         final_objects = self._objects(transition.final_obs) if has_objects and transition.has_final else None
-        return Extras(transition.info, final_info, objects, final_objects, episode.failure)
+        return Extras(info, final_info, objects, final_objects, episode.failure)
 
     def write(self, transition: Transition, columns: Sequence[Array], final_columns: Sequence[Array], row: int) -> None:
         """Write the arrays. Raises WrongObservation if the space cannot hold them."""
-        self._write_obs(transition.obs, columns, row)
+        self._write(transition.obs, transition.info, columns, row)
         if transition.has_final:
-            self._write_obs(transition.final_obs, final_columns, row)
+            self._write(transition.final_obs, transition.final_info or {}, final_columns, row)
+
+    def _write(self, obs: Any, info: dict[str, Any], columns: Sequence[Array], row: int) -> None:
+        if len(columns) > self._num_leaves:
+            try:
+                self._info_columns.write(info, columns[self._num_leaves :], row)
+            except BrokenPromise as error:
+                raise WrongObservation(str(error)) from None
+            columns = columns[: self._num_leaves]
+        self._write_obs(obs, columns, row)
 
     def _objects(self, obs: Any) -> list[Any] | None:
         try:
@@ -112,11 +126,18 @@ def assemble_batch(
     columns: Sequence[Array],
     final_columns: Sequence[Array],
     extras: Mapping[int, Extras],
+    info_columns: InfoColumns = NO_INFO_COLUMNS,
 ) -> StepBatch:
-    """A batch from (env_ids, rewards, terminated, truncated), the observations' columns and the rows' extras."""
+    """A batch from (env_ids, rewards, terminated, truncated), the observations' columns and the rows' extras.
+
+    The columns of declared infos, if any, come behind those of the observations.
+    """
     env_ids, rewards, terminated, truncated = fixed
+    num_leaves = len(tree.array_leaves)
+    declared, columns = info_columns.read(columns[num_leaves:]), columns[:num_leaves]
     if not extras and not tree.object_leaves:
-        return StepBatch(env_ids, _join(tree, columns, {}, 0), rewards, terminated, truncated, {})
+        obs = _join(tree, columns, {}, 0)
+        return StepBatch(env_ids, obs, rewards, terminated, truncated, {}, info_columns=declared)
     num_rows = len(env_ids)
     final_rows = sorted(row for row, extra in extras.items() if extra.final_info is not None)
     objects = {row: extra.objects for row, extra in extras.items() if extra.objects}
@@ -127,14 +148,17 @@ def assemble_batch(
         terminated,
         truncated,
         infos={row: extra.info for row, extra in extras.items() if extra.info},
+        info_columns=declared,
     )
     if not final_rows:
         return batch
     final_objects = {row: extra.final_objects for row, extra in extras.items() if extra.final_objects}
+    rows = np.array(final_rows, dtype=np.intp)
     return batch._replace(
-        final_rows=np.array(final_rows, dtype=np.intp),
-        final_obs=_join(tree, final_columns, final_objects, num_rows),
+        final_rows=rows,
+        final_obs=_join(tree, final_columns[:num_leaves], final_objects, num_rows),
         final_infos={row: extras[row].final_info or {} for row in final_rows},
+        final_info_columns=info_columns.read(final_columns[num_leaves:], rows),
     )
 
 

@@ -15,6 +15,7 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.backend import Line
 from envfleet.pool.batch_layout import NUM_FIXED, Column, aligned, batch_store, place_columns
+from envfleet.pool.info_columns import InfoColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,13 @@ class PoolShape:
 class SharedArrays:
     """A pool's shared memory as seen by one process: the board, batches, and the actions."""
 
-    def __init__(self, files: MemoryFiles, shape: PoolShape, obs: SpaceTree, actions: SpaceTree) -> None:
+    def __init__(
+        self, files: MemoryFiles, shape: PoolShape, obs: SpaceTree, actions: SpaceTree, infos: InfoColumns
+    ) -> None:
         """Map what the parent has sized with `allocate`."""
-        self.num_obs_columns = len(obs.array_leaves)
-        columns = _columns(obs) * (2 if shape.autoreset is Autoreset.SAME_STEP else 1)
+        row = _columns(obs) + infos.layout
+        self._num_row_columns = len(row)
+        columns = row * (2 if shape.autoreset is Autoreset.SAME_STEP else 1)
         self.stores = [
             batch_store(fd, num_rows, columns)
             for _, fd, num_rows in zip(
@@ -89,8 +93,8 @@ class SharedArrays:
     def split(
         self, arrays: Sequence[np.ndarray[Any, Any]]
     ) -> tuple[Sequence[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]]]:
-        """The columns of observations and of final observations among all arrays of a batch."""
-        end = NUM_FIXED + self.num_obs_columns
+        """The columns of rows (observations, declared infos) and of final rows among all arrays of a batch."""
+        end = NUM_FIXED + self._num_row_columns
         return arrays[NUM_FIXED:end], arrays[end:]
 
 

@@ -18,6 +18,7 @@ def traits_of(env: gymnasium.Env[Any, Any]) -> EnvTraits:
         metadata=dict(env.metadata),
         render_mode=env.render_mode,
         gymnasium_spec=env.spec,
+        info_columns=dict(getattr(env.unwrapped, "info_columns", {})),
     )
 
 

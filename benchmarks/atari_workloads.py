@@ -1,0 +1,56 @@
+"""The rows of benchmarks/pool.py with Atari games: the same preprocessing by everybody, 84x84, four frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from contenders import Actions, Contender, EnvFn, Running, running
+from native_contenders import envpool_async, envpool_sync, running_async
+from workloads import Peer, Workload
+
+GAME = "Pong-v5"
+NUM_THREADS = 2  # of EnvPool; targets are set for 2 cores
+
+
+def _atari_env(env_id: int, iterations_per_s: float) -> EnvFn:
+    from envfleet.pool.atari import AtariEnv
+
+    return partial(AtariEnv, "pong")
+
+
+def _envfleet(backend: str, batch_size: int | None = None) -> Contender:
+    def build(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
+        import envfleet
+
+        arguments: dict[str, Any] = {"backend": backend, "batch_size": batch_size, "seed": 0}
+        envs = envfleet.make(GAME, len(env_fns), **arguments)
+        if batch_size is not None:
+            return running_async(envs, envs.close, actions, batch_size)
+        envs.reset(seed=0)
+        return running(envs.step, envs.close, actions)
+
+    name = f"envfleet {backend}" + ("" if batch_size is None else f" async, batch {batch_size}")
+    return Contender(name, "envfleet", "envfleet", build)
+
+
+def _row(num_envs: int, *, is_async: bool) -> Workload:
+    batch_size = num_envs // 2
+    peers = (
+        (Peer(envpool_async(GAME, batch_size, NUM_THREADS), 1.15),)
+        if is_async
+        else (Peer(envpool_sync(GAME, NUM_THREADS), 1.2), Peer(_envfleet("vector")))
+    )
+    return Workload(
+        name=f"pong-{num_envs}" + ("-async" if is_async else ""),
+        title=GAME + (", async" if is_async else ""),
+        num_envs=num_envs,
+        env_fn=_atari_env,
+        subject=_envfleet("process", batch_size if is_async else None),
+        peers=peers,
+        requires=("ale_py",),
+    )
+
+
+ATARI_WORKLOADS = tuple(_row(num_envs, is_async=is_async) for num_envs in (16, 64) for is_async in (False, True))

@@ -1,0 +1,116 @@
+// AreaResize and PaletteScreen: means of areas, screens seen again, no byte outside. (OpenCV is compared with in
+// Python.)
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "imaging/area_resize.h"
+#include "imaging/palette_screen.h"
+#include "tests/check.h"
+
+namespace envfleet::test {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+Bytes noise(std::size_t size, unsigned seed) {
+  std::minstd_rand random(seed);
+  Bytes bytes(size);
+  for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random() >> 7);
+  return bytes;
+}
+
+/// How much of [start, end) pixel `i` covers.
+double overlap(double start, double end, std::uint32_t i) {
+  return std::max(0.0, std::min(end, i + 1.0) - std::max(start, static_cast<double>(i)));
+}
+
+double mean(const Bytes& image, ImageSize from, ImageSize to, std::uint32_t num_channels, std::uint32_t y,
+            std::uint32_t x, std::uint32_t channel) {
+  const double height = static_cast<double>(from.height) / to.height,
+               width = static_cast<double>(from.width) / to.width;
+  double sum = 0;
+  for (std::uint32_t row = 0; row < from.height; ++row) {
+    const double part = overlap(y * height, (y + 1) * height, row);
+    if (part == 0) continue;
+    for (std::uint32_t column = 0; column < from.width; ++column) {
+      const double weight = part * overlap(x * width, (x + 1) * width, column);
+      sum += weight * image[(std::size_t{row} * from.width + column) * num_channels + channel];
+    }
+  }
+  return sum / (height * width);
+}
+
+void resize_gives_means() {
+  const ImageSize from{30, 24};
+  for (const ImageSize to : {ImageSize{12, 13}, {30, 24}, {15, 12}, {10, 8}, {1, 1}, {29, 23}, {30, 7}}) {
+    for (const std::uint32_t num_channels : {1u, 3u}) {
+      const Bytes image = noise(std::size_t{from.height} * from.width * num_channels, to.height);
+      Bytes resized(std::size_t{to.height} * to.width * num_channels);
+      const Bytes changed(from.height, 1);
+      AreaResize(from, to, num_channels).run(image.data(), changed.data(), resized.data());
+      double largest = 0;
+      for (std::uint32_t i = 0; i < resized.size(); ++i) {
+        const std::uint32_t pixel = i / num_channels;
+        const double exact = mean(image, from, to, num_channels, pixel / to.width, pixel % to.width, i % num_channels);
+        largest = std::max(largest, std::fabs(exact - resized[i]));
+      }
+      CHECK(largest < 0.501);
+    }
+  }
+}
+
+void rows_that_did_not_change_stay() {
+  const ImageSize from{30, 24}, to{12, 12};
+  const Bytes image = noise(30 * 24, 1);
+  Bytes changed(30, 0), resized(12 * 12, 7);
+  AreaResize resize(from, to, 1);
+  resize.run(image.data(), changed.data(), resized.data());
+  CHECK(resized == Bytes(12 * 12, 7));
+  changed[2] = 1;  // half of it belongs to row 0, half to row 1
+  resize.run(image.data(), changed.data(), resized.data());
+  CHECK(!std::equal(resized.begin(), resized.begin() + 12, Bytes(12, 7).begin()));
+  CHECK(!std::equal(resized.begin() + 12, resized.begin() + 24, Bytes(12, 7).begin()));
+  CHECK(std::all_of(resized.begin() + 24, resized.end(), [](std::uint8_t value) { return value == 7; }));
+}
+
+void a_screen_seen_before_gives_the_same_image() {
+  const ImageSize size{30, 24}, small{13, 11};
+  for (const std::uint32_t num_channels : {1u, 3u}) {
+    const Bytes first = noise(30 * 24, 1);
+    Bytes second = first;
+    for (int x = 100; x < 130; ++x) second[x] = 255 - second[x];
+    const Bytes colours = noise(30 * 24 * num_channels, 3), more_colours = noise(30 * 24 * num_channels, 4);
+    PaletteScreen used(size, small, num_channels);
+    CHECK(!used.knows(first.data()));
+    used.learn(first.data(), colours.data());
+    CHECK(used.knows(first.data()));
+    used.learn(second.data(), more_colours.data());
+    CHECK(used.knows(second.data()) && used.knows(first.data()));
+    PaletteScreen fresh = used;
+    Bytes from_used(13 * 11 * num_channels), from_fresh(from_used.size());
+    used.show(second.data(), nullptr);
+    used.write_image(from_used.data());
+    used.show(first.data(), nullptr);
+    used.add(second.data());
+    used.write_image(from_used.data());
+    fresh.show(second.data(), first.data());
+    fresh.write_image(from_fresh.data());
+    CHECK(from_used == from_fresh);
+    used.show(second.data(), first.data());
+    used.write_image(from_used.data());
+    CHECK(from_used == from_fresh);
+  }
+}
+
+}  // namespace
+
+std::vector<Test> imaging_tests() {
+  return {{"imaging: resize gives means", resize_gives_means},
+          {"imaging: rows that did not change stay", rows_that_did_not_change_stay},
+          {"imaging: a screen seen before gives the same image", a_screen_seen_before_gives_the_same_image}};
+}
+
+}  // namespace envfleet::test

@@ -1,0 +1,242 @@
+"""AtariEnv: one Atari game with the usual preprocessing, equal to Gymnasium's AtariPreprocessing and frame stack.
+
+ALE runs the game; what follows is C++ of our own: colours, the brighter of the last two frames, the resize (bit for bit
+that of OpenCV). ALE holds the GIL while it emulates, so pools run these envs in processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import ale_py
+import gymnasium
+import numpy as np
+from ale_py import roms
+from gymnasium import spaces
+
+from envfleet._native import PaletteScreen
+from envfleet.contract.errors import UsageError
+
+Image = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtariSettings:
+    """What `env_kwargs` may say for Atari games. The defaults are EnvPool's."""
+
+    frame_skip: int = 4  # an action is repeated for so many frames; the observation is the brighter of the last two
+    stack_num: int = 4  # so many observations one behind the other, the newest last
+    screen_size: int | tuple[int, int] = 84  # of the observation: (width, height), or one number for both
+    grayscale_obs: bool = True  # False: RGB, [stack_num, height, width, 3]
+    noop_max: int = 30  # an episode starts after 1 to so many no-ops; 0: none
+    fire_reset: bool = True  # then FIRE, in games that have it as an action: some wait for it
+    terminal_on_life_loss: bool = False  # a lost life ends the episode; the next one is a new game (Gymnasium's)
+    episodic_life: bool = False  # a lost life ends the episode; the next one goes on with the game (EnvPool's)
+    reward_clip: bool = False  # rewards are -1, 0 or 1; info["reward"] has what the game gave
+    repeat_action_probability: float = (
+        0.0  # at each frame, that of the action before ("sticky"); Gymnasium's v5 has 0.25
+    )
+    full_action_space: bool = False  # all 18 actions, also those that mean nothing in this game
+    max_num_frames_per_episode: int = 108_000  # then it is truncated; no-ops count; 0: no limit
+    mode: int | None = None  # the game's modes and difficulties as ALE numbers them; None: its own defaults
+    difficulty: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        for name, least in (("frame_skip", 1), ("stack_num", 1), ("noop_max", 0), ("max_num_frames_per_episode", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r}")
+        if not 0.0 <= self.repeat_action_probability < 1.0:
+            raise UsageError(
+                f"repeat_action_probability must be at least 0 and less than 1; got {self.repeat_action_probability!r}"
+            )
+        if self.terminal_on_life_loss and self.episodic_life:
+            raise UsageError(
+                "terminal_on_life_loss (then a new game) and episodic_life (then the same game) exclude each other"
+            )
+        size = self.screen_size
+        if not (isinstance(size, int) or (isinstance(size, tuple | list) and len(size) == 2)):
+            raise UsageError(f"screen_size must be a number, or (width, height); got {size!r}")
+
+    @classmethod
+    def of(cls, kwargs: dict[str, Any]) -> AtariSettings:
+        """From `env_kwargs`; an unknown name is refused with all that are known."""
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            raise UsageError(f"Atari envs have no setting {', '.join(unknown)}; known: {', '.join(known)}")
+        return cls(**kwargs)
+
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of an observation."""
+        size = self.screen_size
+        width, height = (size, size) if isinstance(size, int) else size
+        return height, width
+
+
+class AtariEnv(gymnasium.Env[Image, Any]):
+    """One game. An observation is overwritten some steps later: pools copy it at once, others must, too."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012 - as Gymnasium declares it
+
+    def __init__(self, game: str, render_mode: str | None = None, **settings: Any) -> None:
+        """`game` as ALE names it ("space_invaders"); `settings` as AtariSettings has them."""
+        if render_mode not in (None, "rgb_array"):
+            raise UsageError(f"Atari envs have render_mode 'rgb_array' only; got {render_mode!r}")
+        self.render_mode = render_mode
+        self.settings = AtariSettings.of(settings)
+        self._game = game
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self.ale = ale_py.ALEInterface()
+        self.ale.setFloat("repeat_action_probability", self.settings.repeat_action_probability)
+        self.ale.setInt("max_num_frames_per_episode", self.settings.max_num_frames_per_episode)
+        self._seed_and_load(None)
+
+        is_full = self.settings.full_action_space
+        self._actions = self.ale.getLegalActionSet() if is_full else self.ale.getMinimalActionSet()
+        self._fires = self.settings.fire_reset and ale_py.Action.FIRE in self._actions
+        self.action_space = spaces.Discrete(len(self._actions))
+
+        screen_size, image_size = self.ale.getScreenDims(), self.settings.image_size()
+        if not all(1 <= image <= screen for image, screen in zip(image_size, screen_size, strict=True)):
+            raise UsageError(
+                f"screen_size must not be larger than {game}'s screen, "
+                f"({screen_size[1]}, {screen_size[0]}); got {self.settings.screen_size}"
+            )
+        channels = () if self.settings.grayscale_obs else (3,)
+        self._screen = PaletteScreen(screen_size, image_size, 1 if self.settings.grayscale_obs else 3)
+        self._last, self._before_last = np.zeros(screen_size, np.uint8), np.zeros(screen_size, np.uint8)
+        self._stack = _FrameStack(self.settings.stack_num, (*image_size, *channels))
+        self.observation_space = spaces.Box(0, 255, (self.settings.stack_num, *image_size, *channels), np.uint8)
+        self.info_columns: dict[str, np.dtype[Any]] = {"lives": np.dtype(np.int64)}
+        if self.settings.reward_clip:
+            self.info_columns["reward"] = np.dtype(np.float64)
+        self._lives = 0
+        self._game_goes_on = False  # the last episode ended with a life, and the next one is to go on from there
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Image, dict[str, Any]]:
+        """Start an episode: a new game, or the same one with the next life."""
+        goes_on = self._game_goes_on and seed is None
+        self._game_goes_on = False
+        if not goes_on:
+            self._start_game(seed)
+        noop_max = self.settings.noop_max
+        for _ in range(int(self.np_random.integers(1, noop_max + 1)) if noop_max else 0):
+            goes_on &= not self._press(ale_py.Action.NOOP, seed)
+        if self._fires:
+            goes_on &= not self._press(ale_py.Action.FIRE, seed)
+        self._lives = self.ale.lives()
+        self._look(self._last)
+        self._screen.show(self._last)
+        obs = self._stack.push(self._screen) if goes_on else self._stack.fill(self._screen)
+        info: dict[str, Any] = {"lives": self._lives}
+        if self.settings.reward_clip:
+            info["reward"] = 0.0
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Image, float, bool, bool, dict[str, Any]]:
+        """Repeat the action for `frame_skip` frames, or until the episode ends."""
+        ale, settings = self.ale, self.settings
+        button = self._actions[action]
+        lives_count = settings.terminal_on_life_loss or settings.episodic_life
+        frames_left = settings.frame_skip
+        reward, ended, lost_life, saw_before_last = 0, False, False, False
+        while True:
+            reward += ale.act(button)
+            ended = ale.game_over()
+            frames_left -= 1
+            if lives_count:
+                lives, self._lives = self._lives, ale.lives()
+                lost_life = self._lives < lives
+            if ended or lost_life or frames_left == 0:
+                break
+            if frames_left == 1:
+                self._look(self._before_last)
+                saw_before_last = True
+        if not (ended or lost_life):
+            self._look(self._last)
+            self._screen.show(self._last, self._before_last if saw_before_last else None)
+        elif saw_before_last:  # as Gymnasium has it: the frame in which an episode ends is never seen
+            self._screen.add(self._before_last)
+        terminated = lost_life or (ended and ale.game_over(with_truncation=False))
+        self._game_goes_on = settings.episodic_life and lost_life and not ended
+        info: dict[str, Any] = {"lives": ale.lives()}
+        if settings.reward_clip:
+            info["reward"] = float(reward)
+            reward = (reward > 0) - (reward < 0)
+        return self._stack.push(self._screen), float(reward), terminated, ended and ale.game_truncated(), info
+
+    def render(self) -> Any:
+        """The screen in colours, as large as the game has it."""
+        return self.ale.getScreenRGB() if self.render_mode == "rgb_array" else None
+
+    def get_action_meanings(self) -> list[str]:
+        """The names of the actions."""
+        return [action.name for action in self._actions]
+
+    # -- inside --
+
+    def _seed_and_load(self, seed: int | None) -> None:
+        """As ale_py's own env does it, so that the same seeds give the same games."""
+        own_seed, game_seed = np.random.SeedSequence(seed).generate_state(2)
+        self._np_random, self._np_random_seed = gymnasium.utils.seeding.np_random(int(own_seed))
+        self.ale.setInt("random_seed", int(game_seed.astype(np.int32)))
+        path = roms.get_rom_path(self._game)
+        if path is None:
+            raise UsageError(f"ALE has no game called {self._game!r}")
+        self.ale.loadROM(path)
+        if self.settings.mode is not None:
+            self.ale.setMode(self.settings.mode)
+        if self.settings.difficulty is not None:
+            self.ale.setDifficulty(self.settings.difficulty)
+
+    def _start_game(self, seed: int | None) -> None:
+        if seed is not None:
+            self._seed_and_load(seed)
+        self.ale.reset_game()
+
+    def _press(self, button: Any, seed: int | None) -> bool:
+        """One frame before the episode; True if the game ended with it, and a new one was started."""
+        self.ale.act(button)
+        if not self.ale.game_over():
+            return False
+        self._start_game(seed)
+        return True
+
+    def _look(self, screen: Image) -> None:
+        """Read the present screen, and learn the colours that are new."""
+        self.ale.getScreen(screen)
+        if not self._screen.knows(screen):
+            grey = self.settings.grayscale_obs
+            self._screen.learn(screen, self.ale.getScreenGrayscale() if grey else self.ale.getScreenRGB())
+
+
+class _FrameStack:
+    """The newest images, one behind the other in memory: pushing one moves the others only at the buffer's end."""
+
+    def __init__(self, num_images: int, image_shape: tuple[int, ...]) -> None:
+        images = np.zeros((2 * num_images, *image_shape), np.uint8)
+        self._images = list(images)
+        self._stacks = [images[max(0, i - num_images + 1) : i + 1] for i in range(len(images))]  # by the newest image
+        self._num_images = num_images
+        self._newest = num_images - 1
+
+    def push(self, screen: PaletteScreen) -> Image:
+        """Add what the screen shows."""
+        if self._newest + 1 == len(self._images):
+            first, last = self._stacks[self._num_images - 1], self._stacks[self._newest]
+            first[:-1] = last[1:]
+            self._newest = self._num_images - 2
+        self._newest += 1
+        screen.write_image(self._images[self._newest])
+        return self._stacks[self._newest]
+
+    def fill(self, screen: PaletteScreen) -> Image:
+        """What the screen shows, as often as there is room."""
+        self._newest = self._num_images - 1
+        stack = self._stacks[self._newest]
+        screen.write_image(self._images[self._newest])
+        stack[:-1] = stack[-1]
+        return stack

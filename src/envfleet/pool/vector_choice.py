@@ -1,0 +1,138 @@
+"""Which vector env answers the user's call, and how it is built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.vector import AutoresetMode
+
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.contract.spec import EnvSpec
+from envfleet.pool.atari_ids import atari_game
+from envfleet.pool.backend import PoolConfig
+from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of
+from envfleet.pool.vectorized import AleVector, EnvPoolVector, GymnasiumVector, Vectorized
+
+ENVPOOL = "envpool:"  # before the name of an EnvPool task: "envpool:Ant-v5"
+
+
+def is_envpool_task(env: Any) -> bool:
+    """Is it the id of an EnvPool task?"""
+    env_id = env.id if isinstance(env, EnvSpec) else env
+    return isinstance(env_id, str) and env_id.startswith(ENVPOOL)
+
+
+def vector_builder(
+    env: EnvLike | Sequence[Callable[..., Any]],
+    config: PoolConfig,
+    *,
+    env_kwargs: EnvKwargs,
+    max_episode_steps: int | None,
+    render_mode: str | None,
+) -> Callable[[], Vectorized]:
+    """What makes the vector env: ids of EnvPool, ALE and Gymnasium, or a factory, called with `num_envs`."""
+    kwargs = _common_kwargs(env_kwargs, config.num_envs)
+    if isinstance(env, EnvSpec):
+        kwargs = {**env.kwargs, **kwargs}
+        max_episode_steps = env.max_episode_steps if max_episode_steps is None else max_episode_steps
+        render_mode = env.render_mode if render_mode is None else render_mode
+        env = env.id if env.id is not None else imported(str(env.factory))
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    if isinstance(env, str) and env.startswith(ENVPOOL):
+        if max_episode_steps is not None:
+            kwargs["max_episode_steps"] = max_episode_steps
+        return partial(_envpool, env.removeprefix(ENVPOOL), config, kwargs)
+    if max_episode_steps is not None:
+        raise UsageError("a vector env has its own limit of steps: max_episode_steps is for other backends")
+    if isinstance(env, str) and (game := atari_game(env)) is not None:
+        return partial(_ale, game, config, kwargs)
+    if config.num_workers is not None:
+        raise UsageError("a vector env has its own threads or processes: num_workers is for other backends")
+    if isinstance(env, str | GymnasiumSpec):
+        return partial(_registered, gymnasium.spec(env) if isinstance(env, str) else env, config, kwargs)
+    if isinstance(env, Sequence) or not callable(env):
+        raise UsageError("backend='vector' takes one factory that makes a VectorEnv, or an id; not a list of factories")
+    return partial(_made_by, env, config, kwargs)
+
+
+def _envpool(task: str, config: PoolConfig, kwargs: dict[str, Any]) -> EnvPoolVector:
+    try:
+        envpool: Any = importlib.import_module("envpool")
+    except ImportError:
+        raise MissingExtra(f"{ENVPOOL}{task} needs EnvPool: pip install envpool") from None
+    if task not in envpool.list_all_envs():
+        raise UsageError(f"EnvPool has no task {task!r}; envpool.list_all_envs() has them all")
+
+    def build(seeds: list[int]) -> Any:
+        threads = {} if config.num_workers is None else {"num_threads": config.num_workers}
+        return envpool.make(
+            task, env_type="gymnasium", num_envs=config.num_envs, env_seed=seeds, **{**threads, **kwargs}
+        )
+
+    return EnvPoolVector(build, config.num_envs)
+
+
+def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
+    """With the settings that our own Atari env has."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    from envfleet.pool.atari import AtariSettings
+
+    settings = AtariSettings.of(kwargs)
+    missing = [name for name in ("terminal_on_life_loss", "mode", "difficulty") if getattr(settings, name)]
+    if missing:
+        raise UsageError(f"ale-py's own vector env has no setting {', '.join(missing)}; backend='process' has")
+    height, width = settings.image_size()
+    mode = Autoreset.NEXT_STEP if config.autoreset is Autoreset.DISABLED else config.autoreset
+    env = AtariVectorEnv(
+        game,
+        config.num_envs,
+        num_threads=config.num_workers or 0,
+        max_num_frames_per_episode=settings.max_num_frames_per_episode,
+        repeat_action_probability=settings.repeat_action_probability,
+        full_action_space=settings.full_action_space,
+        autoreset_mode=AutoresetMode(mode.value),
+        img_height=height,
+        img_width=width,
+        grayscale=settings.grayscale_obs,
+        stack_num=settings.stack_num,
+        frameskip=settings.frame_skip,
+        noop_max=settings.noop_max,
+        episodic_life=settings.episodic_life,
+        reward_clipping=settings.reward_clip,
+        use_fire_reset=settings.fire_reset,
+    )
+    return AleVector(env, config.num_envs)
+
+
+def _registered(spec: GymnasiumSpec, config: PoolConfig, kwargs: dict[str, Any]) -> GymnasiumVector:
+    if spec.vector_entry_point is None:
+        raise UsageError(f"{spec.id} is not registered with a vector env; other backends run it")
+    made = gymnasium.make_vec(spec, config.num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    return GymnasiumVector(made, config.num_envs)
+
+
+def _made_by(factory: Callable[..., Any], config: PoolConfig, kwargs: dict[str, Any]) -> GymnasiumVector:
+    """A factory that has an argument `autoreset_mode` is told the mode; others decide for themselves."""
+    try:
+        parameters: Mapping[str, Any] = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    if "autoreset_mode" in parameters:
+        kwargs = {"autoreset_mode": AutoresetMode(config.autoreset.value), **kwargs}
+    return GymnasiumVector(factory(num_envs=config.num_envs, **kwargs), config.num_envs)
+
+
+def _common_kwargs(env_kwargs: EnvKwargs, num_envs: int) -> dict[str, Any]:
+    each = [kwargs_of(env_kwargs, env_id, num_envs) for env_id in range(num_envs)]
+    if any(repr(kwargs) != repr(each[0]) for kwargs in each):  # values need not be comparable
+        raise UsageError("the envs of a vector env have the same arguments: env_kwargs must not differ")
+    return each[0]

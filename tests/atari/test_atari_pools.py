@@ -1,0 +1,112 @@
+"""Atari games by their ids, in pools: every backend gives the same; what settings mean; what is refused."""
+
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import envfleet
+from envfleet.pool.atari_ids import atari_game
+from envfleet.testing.programs import require_equal
+
+pytest.importorskip("ale_py", reason="needs envfleet[atari]")
+
+MODES = list(envfleet.Autoreset)
+
+
+def test_all_of_ales_games_have_both_names():
+    ids = [env_id for env_id in gymnasium.registry if env_id.startswith("ALE/")]
+    assert len(ids) > 100
+    for env_id in ids:
+        assert atari_game(env_id) == atari_game(env_id.removeprefix("ALE/")) is not None
+    assert atari_game("CartPole-v1") is None
+    assert atari_game("Ant-v5") is None
+    assert atari_game("NoSuchGame-v5") is None
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
+def test_processes_equal_serial(mode):
+    """Over the ends of episodes, with the infos of all of them."""
+    arguments = {
+        "autoreset_mode": mode,
+        "seed": 5,
+        "env_kwargs": {"max_num_frames_per_episode": 90, "reward_clip": True, "frame_skip": 2},
+    }
+    with (
+        envfleet.make("Breakout-v5", 3, backend="serial", **arguments) as serial,
+        envfleet.make("ALE/Breakout-v5", 3, num_workers=2, **arguments) as pool,
+    ):
+        require_equal(pool.reset(), serial.reset())
+        generator = np.random.default_rng(0)
+        for _ in range(60):
+            actions = generator.integers(0, 4, 3)
+            got, expected = pool.step(actions), serial.step(actions)
+            require_equal(got, expected)
+            ended = expected[2] | expected[3]
+            if mode is envfleet.Autoreset.DISABLED and ended.any():
+                options = {"reset_mask": ended}
+                require_equal(pool.reset(options=options), serial.reset(options=options))
+
+
+def test_asynchronous_batches():
+    with envfleet.make("Pong-v5", 4, batch_size=2, num_workers=2) as pool:
+        pool.async_reset(seed=0)
+        for _ in range(10):
+            obs, *_, infos = pool.recv()
+            assert obs.shape == (2, 4, 84, 84) and infos["lives"].shape == (2,)
+            pool.send(np.zeros(2, np.int64), infos["env_id"])
+
+
+def test_an_episodic_life_goes_on_with_the_game():
+    """EnvPool's rule: a lost life ends the episode, the next one is not a new game, until all lives are lost."""
+    settings = {"episodic_life": True, "noop_max": 0}
+    with envfleet.make("Breakout-v5", 1, backend="serial", seed=0, env_kwargs=settings) as pool:
+        pool.reset()
+        lives_after_resets = []
+        was_over = False
+        for _ in range(3000):
+            _, _, terminated, _, infos = pool.step(np.array([1]))
+            if was_over:
+                lives_after_resets.append(int(infos["lives"][0]))
+            was_over = bool(terminated[0])
+            if len(lives_after_resets) == 6:
+                break
+        assert lives_after_resets == [4, 3, 2, 1, 5, 4]
+
+
+def test_gymnasiums_spec_stays_gymnasiums():
+    with envfleet.make(gymnasium.spec("ALE/Pong-v5"), 1, backend="serial") as pool:
+        assert pool.single_observation_space.shape == (210, 160, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"frame_skip": 0}, "frame_skip must be a whole number of at least 1"),
+        ({"stack": 3}, "no setting stack; known: frame_skip"),
+        ({"screen_size": (161, 84)}, r"must not be larger than pong's screen, \(160, 210\)"),
+        ({"screen_size": "84"}, "screen_size must be"),
+        ({"terminal_on_life_loss": True, "episodic_life": True}, "exclude each other"),
+        ({"repeat_action_probability": 1.0}, "repeat_action_probability"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(envfleet.UsageError, match=message):
+        envfleet.make("Pong-v5", 2, env_kwargs=settings)
+
+
+def test_without_ale_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(envfleet.MissingExtra, match=r"envfleet\[atari\]"):
+        envfleet.make("ALE/Pong-v5", 2)
+    assert atari_game("Pong-v5") is None
+
+
+def test_frames_are_rendered():
+    with envfleet.make("Pong-v5", 2, render_mode="rgb_array") as pool:
+        pool.reset(seed=0)
+        frames = pool.render()
+        assert [frame.shape for frame in frames] == [(210, 160, 3)] * 2
+        assert_array_equal(pool.get_attr("settings")[0].image_size(), (84, 84))

@@ -1,0 +1,53 @@
+"""Numbers that an env declares for its infos travel as arrays; callers see no difference."""
+
+import numpy as np
+import pytest
+
+import envfleet
+from envfleet.testing import Act, ScriptedEnv
+from envfleet.testing.programs import require_equal
+
+
+class DeclaringEnv(ScriptedEnv):
+    """The same infos as ScriptedEnv, and two numbers in each."""
+
+    def __init__(self, declared=True, **kwargs):
+        super().__init__(**kwargs)
+        if declared:
+            self.info_columns = {"lives": np.dtype(np.int64), "height": np.dtype(np.float64)}
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return obs, info | {"lives": 3, "height": 0.5}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        lives = {"lives": 3 - int(obs[1])} if action != Act.SLEEP else {}
+        return obs, reward, terminated, truncated, info | lives | {"height": float(obs[1]) + 0.5}
+
+
+@pytest.mark.parametrize("mode", list(envfleet.Autoreset), ids=lambda mode: mode.name.lower())
+def test_callers_see_no_difference(mode):
+    """Also where envs fail, where only some are reset, and at the ends of episodes."""
+    arguments = {"autoreset_mode": mode, "on_env_error": "restart", "max_env_restarts": 100, "num_workers": 2}
+    generator = np.random.default_rng(2)
+    with (
+        envfleet.make(DeclaringEnv, 4, backend="process", **arguments) as pool,
+        envfleet.make(DeclaringEnv, 4, backend="process", env_kwargs={"declared": False}, **arguments) as plain,
+    ):
+        require_equal(pool.reset(seed=3), plain.reset(seed=3))
+        for step in range(40):
+            actions = generator.choice([Act.GO_ON] * 12 + [Act.TERMINATE, Act.TERMINATE, Act.TRUNCATE, Act.RAISE], 4)
+            got, expected = pool.step(actions), plain.step(actions)
+            require_equal(got, expected)
+            mask = expected[2] | expected[3] if mode is envfleet.Autoreset.DISABLED else np.arange(4) == step % 4
+            if mask.any() and (mode is envfleet.Autoreset.DISABLED or step % 7 == 0):
+                require_equal(pool.reset(options={"reset_mask": mask}), plain.reset(options={"reset_mask": mask}))
+
+
+def test_a_broken_promise_is_a_failure_of_the_env():
+    with envfleet.make(DeclaringEnv, 2, backend="process", env_kwargs={"sleep_s": 0.0}) as pool:
+        pool.reset(seed=0)
+        with pytest.raises(envfleet.EnvFailed, match="must have the numbers lives, height, which it has declared"):
+            pool.step(np.array([Act.GO_ON, Act.SLEEP]))
+        assert pool.recv()[3].tolist() == [False, True]
