@@ -306,13 +306,22 @@ def test_torch_agents_are_measured(aps):
 # -- streams --
 
 
+def _num_pulls(stats):
+    return sum(each.num_pulls for each in stats.workers)
+
+
 def test_streams_announce_and_workers_pull_when_it_is_due(patient):
     agent, random = fresh(), np.random.default_rng(0)
     stream = patient.stream(agent, 2)
     rollout = next(stream)
     weights = {rollout.version: copied(agent)}
     before, last = patient.stats(), {0: 0, 1: 0}
-    for _ in range(60):
+    deadline_s = time.monotonic() + 60.0
+    num_versions = 0
+    # At least 60; on a busy machine it may take more until a worker has heard of one, and acts on it.
+    while num_versions < 60 or _num_pulls(patient.stats()) == _num_pulls(before):
+        assert time.monotonic() < deadline_s, "no worker pulls"
+        num_versions += 1
         change(agent, 0.02, random)
         version = patient.publish(agent)
         weights[version] = copied(agent)
@@ -327,11 +336,9 @@ def test_streams_announce_and_workers_pull_when_it_is_due(patient):
     assert after.num_measurements > before.num_measurements
     for old, new in zip(before.workers, after.workers, strict=True):
         num_pulls = new.num_pulls - old.num_pulls
-        assert num_pulls < 30, "far less than versions"
-        num_orders = 60 + new.num_rollouts - old.num_rollouts + 2
+        assert num_pulls < num_versions / 2, "far less than versions"
+        num_orders = num_versions + new.num_rollouts - old.num_rollouts + 2
         assert new.announcement_bytes - old.announcement_bytes <= 150 * num_orders
-    # A worker that is starved by other programs may have delivered nothing.
-    assert sum(each.num_pulls for each in after.workers) > sum(each.num_pulls for each in before.workers)
 
 
 def test_a_divergence_measured_before_the_last_pull_is_no_reason_for_another(patient):

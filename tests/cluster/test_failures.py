@@ -747,7 +747,7 @@ def test_an_answer_of_a_former_process(tmp_path):
             wait_until(lambda: newer.has(Collect), "the second has it, too")
             wait_until(lambda: former.has(Refused), "the first knows that it is none any more")
             former.send(former.rollout(orders[0]))
-            wait_until(lambda: envs.stats().num_refused.get("from no member", 0) > 0, "its answer is refused")
+            wait_until(lambda: envs.stats().num_refused.get("from a former member", 0) > 0, "its answer is refused")
             newer.send(newer.rollout(orders[1]))
             rollout = envs.rollout(AGENT, 5)
             assert rollout.obs[0, 0, 0] == int.from_bytes(newer.process[:6])

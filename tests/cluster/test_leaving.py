@@ -21,13 +21,15 @@ from waiting import is_running, wait_until
 
 
 class SlowEnv(gymnasium.Wrapper):
-    """20 ms a step."""
+    """20 ms a step; each leaves a byte in a file."""
 
     def __init__(self):
         super().__init__(gymnasium.make("CartPole-v1"))
 
     def step(self, action):
         time.sleep(0.02)
+        with open(os.environ["STEPS_FILE"], "ab") as file:
+            file.write(b".")
         return self.env.step(action)
 
 
@@ -104,12 +106,14 @@ def test_one_that_gets_sigterm_says_so_and_is_replaced():
         assert len(launcher.processes[0]) == 2
 
 
-def test_one_whose_time_is_up_finishes_its_order_first():
+def test_one_whose_time_is_up_finishes_its_order_first(tmp_path, monkeypatch):
+    steps = tmp_path / "steps"
+    monkeypatch.setenv("STEPS_FILE", str(steps))
     launcher, agent = Kept(), DiscreteAgent()
     with cluster(launcher, SlowEnv) as envs:
         stream = envs.stream(agent, 16)
         next(stream)
-        wait_until(lambda: envs.stats().workers[0].num_rollouts >= 1, "a rollout came")
+        wait_until(lambda: steps.stat().st_size > 2 * 16 + 2, "the second rollout is under way")
         launcher.processes[0][0].send_signal(signal.SIGUSR1)
         assert launcher.processes[0][0].wait(20.0) == WorkerExit.OUT_OF_TIME
         assert "time limit" in envs.stats().workers[0].problem

@@ -232,7 +232,9 @@ class Head:
             return self.roster.join(process, message, now_s)
         member = self.roster.heard_from(process, now_s)
         if member is None:
-            if not self.roster.was_member(process):  # such a one may not have heard yet that it is none any more
+            if self.roster.was_member(process):  # it may not have heard yet that it is none any more
+                self.num_refused["from a former member"] += 1
+            else:
                 self._refuse("from no member", process, f"{type(message).__name__} of a process that is no member")
             self._socket.send(process, encode(Refused(why="you are no member of this run, or no longer")))
             return None
