@@ -15,7 +15,7 @@ NUM_THREADS = 2  # of EnvPool; targets are set for 2 cores
 
 
 def _atari_env(env_id: int, iterations_per_s: float) -> EnvFn:
-    from envfleet.pool.atari import AtariEnv
+    from envfleet.pool.simulators.atari import AtariEnv
 
     return partial(AtariEnv, "pong")
 

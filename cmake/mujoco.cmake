@@ -1,5 +1,5 @@
 # envfleet/libenvfleet_mujoco-VERSION.so: the environments on MuJoCo, for exactly that version of its library. It is
-# loaded when one of them is made (envfleet.pool.mujoco), and finds the library of the installed wheel by its name.
+# loaded when one of them is made (envfleet.pool.simulators.mujoco), and finds the library of the installed wheel by its name.
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c
           "import importlib.util as u; s = u.find_spec('mujoco'); print(s.submodule_search_locations[0] if s else '')"

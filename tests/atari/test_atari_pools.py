@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.atari_ids import atari_game
+from envfleet.pool.simulators.atari_ids import atari_game
 from envfleet.testing.programs import require_equal
 
 pytest.importorskip("ale_py", reason="needs envfleet[atari]")

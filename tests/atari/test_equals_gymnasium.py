@@ -9,7 +9,7 @@ pytest.importorskip("cv2", reason="needs opencv-python-headless, for Gymnasium's
 
 from oracle_atari import make_oracle
 
-from envfleet.pool.atari import AtariEnv
+from envfleet.pool.simulators.atari import AtariEnv
 
 CASES = {
     "pong": ("pong", {}),

@@ -16,7 +16,7 @@ const MujocoClock kMujocoClock;
 
 ENVFLEET_PLUGIN();
 
-/// Who is told of MuJoCo's warnings; null: nobody. Called by envfleet.pool.mujoco.
+/// Who is told of MuJoCo's warnings; null: nobody. Called by envfleet.pool.simulators.mujoco.
 extern "C" __attribute__((visibility("default"))) void envfleet_mujoco_report_to(envfleet::MujocoReport report) {
   envfleet::MujocoWarnings& warnings = envfleet::mujoco_warnings();
   const std::lock_guard lock(warnings.mutex);

@@ -22,7 +22,7 @@
 namespace envfleet {
 
 /// Arrays of mjData that a step computes and somebody reads afterwards: rewards, observations, Gymnasium's renderer.
-/// envfleet.pool.mujoco has the same list.
+/// envfleet.pool.simulators.mujoco has the same list.
 enum class Computed : std::uint8_t {
   kXpos,
   kXquat,

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.atari_ids import atari_spec
+from envfleet.pool.simulators.atari_ids import atari_spec
 
 EnvLike = str | EnvSpec | GymnasiumSpec | Callable[..., Any]
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]] | None

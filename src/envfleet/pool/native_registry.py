@@ -15,8 +15,8 @@ from gymnasium.envs.registration import load_env_creator
 from envfleet._native import NativeModel
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
-from envfleet.pool.mujoco import MUJOCO_TWINS
 from envfleet.pool.native_plugins import plugin_names
+from envfleet.pool.simulators.mujoco import MUJOCO_TWINS
 from envfleet.pool.twins import OLDER_IDS, TWINS, NotNative, Twin
 
 _TWINS = {twin.entry_point: twin for twin in (*TWINS, *MUJOCO_TWINS)}

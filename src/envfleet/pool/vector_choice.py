@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.atari_ids import atari_game
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of
+from envfleet.pool.simulators.atari_ids import atari_game
 from envfleet.pool.vectorized import AleVector, EnvPoolVector, GymnasiumVector, Vectorized
 
 ENVPOOL = "envpool:"  # before the name of an EnvPool task: "envpool:Ant-v5"
@@ -84,7 +84,7 @@ def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
     """With the settings that our own Atari env has."""
     from ale_py.vector_env import AtariVectorEnv
 
-    from envfleet.pool.atari import AtariSettings
+    from envfleet.pool.simulators.atari import AtariSettings
 
     settings = AtariSettings.of(kwargs)
     missing = [name for name in ("terminal_on_life_loss", "mode", "difficulty") if getattr(settings, name)]

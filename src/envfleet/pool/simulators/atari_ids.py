@@ -19,7 +19,7 @@ def atari_spec(env_id: str) -> GymnasiumSpec | None:
         return None
     return GymnasiumSpec(
         id=env_id,
-        entry_point="envfleet.pool.atari:AtariEnv",
+        entry_point="envfleet.pool.simulators.atari:AtariEnv",
         kwargs={"game": game},
         order_enforce=False,  # pools see to that
         disable_env_checker=True,

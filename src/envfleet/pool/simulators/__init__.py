@@ -1,0 +1,1 @@
+"""What the simulators people use need besides a backend: MuJoCo, Atari, Box2D."""
