@@ -5,6 +5,7 @@ python docs/generate_protocol.py
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterable
@@ -79,14 +80,16 @@ def _message_table(kinds: Iterable[type[msgspec.Struct]]) -> str:
     return "\n".join(lines)
 
 
-def _struct_section(kind: type[msgspec.Struct]) -> str:
-    fields = [f"- {_field_text(kind, field)}" for field in msgspec.structs.fields(kind)]
-    tag = kind.__struct_config__.tag
+def _struct_section(kind: Any) -> str:
+    is_dataclass = dataclasses.is_dataclass(kind)
+    fields: Any = dataclasses.fields(kind) if is_dataclass else msgspec.structs.fields(kind)
+    tag = None if is_dataclass else kind.__struct_config__.tag
     title = f"`{kind.__name__}`" + (f", tagged `{tag}`" if tag else "")
-    return "\n".join([f"**{title}**: {' '.join((inspect.getdoc(kind) or '').split())}", "", *fields]).strip()
+    lines = [f"- {_field_text(kind, field)}" for field in fields]
+    return "\n".join([f"**{title}**: {' '.join((inspect.getdoc(kind) or '').split())}", "", *lines]).strip()
 
 
-def _inner_structs() -> list[type[msgspec.Struct]]:
+def _inner_structs() -> list[Any]:
     """Structs of the messages' module that are no messages, and the synchronisation rules."""
     in_unions = {*get_args(messages.FromWorker), *get_args(messages.FromHead), messages.Limits}
     inner = [kind for kind in vars(messages).values() if _is_struct(kind) and kind not in in_unions]
@@ -95,10 +98,10 @@ def _inner_structs() -> list[type[msgspec.Struct]]:
 
 
 def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind))
 
 
-def _field_text(kind: type[msgspec.Struct], field: msgspec.structs.FieldInfo) -> str:
+def _field_text(kind: type, field: Any) -> str:
     """Name and type as they stand in the source, with the comment behind them."""
     line = re.search(rf"^    {field.name}: ([^#\n]+?) *(?:# (.*))?$", inspect.getsource(kind), re.MULTILINE)
     assert line is not None, f"{kind.__name__}.{field.name} has no line of its own"

@@ -25,6 +25,7 @@ from envfleet.contract.errors import (
     WorkerFailed,
     WorkerLost,
 )
+from envfleet.contract.pixels import Pixels
 from envfleet.contract.policy import Acted, Policy
 from envfleet.contract.returns import gae, gae_of, vtrace
 from envfleet.contract.rollout import Rollout
@@ -121,6 +122,7 @@ __all__ = [
     "NormalizedPolicy",
     "NotReset",
     "NothingToReceive",
+    "Pixels",
     "Policy",
     "PolicyFailed",
     "PolicySpec",

@@ -268,6 +268,12 @@ def test_methods_attributes_and_frames():
         frames = cluster.render()
         assert isinstance(frames, tuple)
         require_equal(frames, pool.render())
+        for env_ids in ([2], [3, 0], [1, 2, 0]):  # of one worker, of both
+            require_equal(cluster.render(env_ids), pool.render(env_ids))
+            require_equal(cluster.call_some(env_ids, "level"), pool.call_some(env_ids, "level"))
+        for wrong in ([], [4], [1, 1]):
+            with pytest.raises(envfleet.UsageError, match="env_ids"):
+                cluster.render(wrong)
         assert cluster.render_mode == "rgb_array" == pool.render_mode
         for levels in (9, (5, 6, 7, 8), np.int64(3)):
             for each in (cluster, pool):

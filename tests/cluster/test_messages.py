@@ -5,6 +5,7 @@ After a wanted change: raise PROTOCOL_VERSION and run
     python tests/cluster/test_messages.py && python docs/generate_protocol.py
 """
 
+import dataclasses
 import json
 import runpy
 import types
@@ -43,6 +44,8 @@ def _example(kind, name=""):
         return examples[kind]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{key: _example(hint, key) for key, hint in _fields(kind)})
+    if dataclasses.is_dataclass(kind):
+        return kind(**{key: _example(hint, key) for key, hint in get_type_hints(kind).items()})
     origin, parameters = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _example(next(part for part in parameters if part is not type(None)), name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -24,12 +25,13 @@ from envfleet.cluster.sync import EveryUpdate, SyncRule
 from envfleet.cluster.values_wire import to_plain
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
+from envfleet.contract.pixels import Pixels
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
 from envfleet.policies.adapting import is_policy_like
-from envfleet.pool.arguments import seeds_of, take_reset_mask, whole_number
+from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, whole_number
 from envfleet.pool.building import EnvKwargs, EnvLike
 from envfleet.pool.making import autoreset_of
 
@@ -65,6 +67,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         on_env_error: Literal["raise", "restart"] = "raise",
         max_env_restarts: int = 10,
         render_mode: str | None = None,
+        pixels: Pixels | None = None,
         credit: int = 2,
         compression: Literal["zstd"] | None = None,
         weights_dtype: Literal["bfloat16"] | None = None,
@@ -102,6 +105,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 again, goes on. "restart": its row is truncated, and it is built anew.
             max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
             render_mode: Gymnasium's.
+            pixels: Observations are images of the envs; as for `envfleet.make`.
             credit: In `stream`: rollouts that each worker may be ahead of the learner.
             compression: "zstd" packs images (extra `envfleet[zstd]`).
             weights_dtype: "bfloat16": weights travel with half their bits, and the workers act with those.
@@ -126,6 +130,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             num_envs=whole_number("num_envs_per_worker", num_envs_per_worker),
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
+            pixels=pixels,
             backend=backend,
             num_workers=pool_workers,
             max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
@@ -183,7 +188,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = Collecting(self._run, form, self._learner)
         self.metadata = {**self._head.roster.metadata, "autoreset_mode": AutoresetMode(self._autoreset.value)}
-        self.render_mode = render_mode
+        self.render_mode = render_mode if pixels is None else "rgb_array"
         self.spec = spec_of(env)
         self.single_observation_space = form.obs.space
         self.single_action_space = form.actions.space
@@ -216,21 +221,25 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             result[4]["env_id"] = self._stepping.last_env_ids
         return result
 
-    def render(self) -> tuple[Any, ...] | None:
-        """The rendered frames of all envs."""
-        return self.call("render")
+    def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
+        """The rendered frames of all envs, or of those in `env_ids`, in that order."""
+        return self.call("render") if env_ids is None else self.call_some(env_ids, "render")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each env, or get an attribute. Arguments and results are plain values and arrays."""
-        plain_args, plain_kwargs = to_plain(args, "args"), to_plain(kwargs, "kwargs")
-        return self._ask_all(
-            lambda worker: (
-                lambda order, accepted: Call(
-                    order=order, accepted=accepted, name=name, args=plain_args, kwargs=plain_kwargs
-                )
-            ),
-            f"call {name!r}",
-        )
+        message = _call_message(name, args, kwargs)
+        messages = {worker: partial(message, env_ids=None) for worker in range(self.num_workers)}
+        return self._ask(messages, f"call {name!r}")
+
+    def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
+        places = [divmod(env_id, self.num_envs_per_worker) for env_id in some_env_ids(env_ids, self.num_envs)]
+        rows = {worker: [row for its_worker, row in places if its_worker == worker] for worker, _ in sorted(places)}
+        message = _call_message(name, args, kwargs)
+        messages = {worker: partial(message, env_ids=its_rows) for worker, its_rows in rows.items()}
+        values = self._ask(messages, f"call {name!r}")
+        workers = list(rows)  # in the order of the values
+        return tuple(values[workers.index(worker) * self.num_envs_per_worker + row] for worker, row in places)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Get an attribute of each env."""
@@ -244,12 +253,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if len(values) != self.num_envs:
             raise UsageError(f"set_attr() needs a value for each of num_envs={self.num_envs} envs; got {len(values)}")
         plain = [to_plain(list(values[self._stepping.rows_of(worker)]), "values") for worker in range(self.num_workers)]
-        self._ask_all(
-            lambda worker: (
-                lambda order, accepted: SetAttr(order=order, accepted=accepted, name=name, values=plain[worker])
-            ),
-            f"set {name!r}",
-        )
+        messages = {worker: partial(_set_attr_message, name, plain[worker]) for worker in range(self.num_workers)}
+        self._ask(messages, f"set {name!r}")
         for worker, desk in enumerate(self._head.desks):
             desk.attributes[name] = plain[worker]
         self._attributes.pop(name, None)
@@ -396,16 +401,16 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mask = None if options is None else take_reset_mask(options, self.num_envs)
         self._stepping.send_reset(self._autoreset.value, seeds, to_plain(options, "options"), mask)
 
-    def _ask_all(self, message_for: Callable[[int], Callable[[int, int], Any]], what: str) -> tuple[Any, ...]:
-        """A value from each env."""
+    def _ask(self, messages: Mapping[int, Callable[[int, int], Any]], what: str) -> tuple[Any, ...]:
+        """The values from these workers' envs, in the order of envs."""
         self._require_open()
         if self._stepping.has_results_to_come:
             raise EnvBusy(f"workers have results to come: receive them before you {what}")
         if self._head.has_open_orders:
             raise EnvBusy(f"a rollout or stream has been begun: finish or close it before you {what}")
-        workers = range(self.num_workers)
+        workers = sorted(messages)
         try:
-            self._head.issue({worker: (message_for(worker), {}) for worker in workers}, Expected(ValuesReady))
+            self._head.issue({worker: (messages[worker], {}) for worker in workers}, Expected(ValuesReady))
             self._run.wait_for_answers(workers, self._timeout_s)
         except BaseException:
             self._head.cancel_open()  # or the answers would be taken for others
@@ -418,6 +423,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise PoolClosed("this cluster was closed; make another one")
         if os.getpid() != self._owner_pid:
             raise PoolClosed(f"this cluster belongs to process {self._owner_pid}; a fork of it must make its own")
+
+
+def _call_message(name: str, args: Any, kwargs: Any) -> Callable[..., Call]:
+    plain_args, plain_kwargs = to_plain(args, "args"), to_plain(kwargs, "kwargs")
+
+    def message(order: int, accepted: int, *, env_ids: list[int] | None) -> Call:
+        return Call(order=order, accepted=accepted, name=name, args=plain_args, kwargs=plain_kwargs, env_ids=env_ids)
+
+    return message
+
+
+def _set_attr_message(name: str, values: Any, order: int, accepted: int) -> SetAttr:
+    return SetAttr(order=order, accepted=accepted, name=name, values=values)
 
 
 def _positive(name: str, seconds: float) -> float:

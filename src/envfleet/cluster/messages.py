@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from envfleet.cluster.sync import SyncRule
+from envfleet.contract.pixels import Pixels
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: its ROUTING_ID
 
 
@@ -47,6 +48,7 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: float
     autoreset: str  # of the pool that is built first
     seed: int | None  # env i of the whole run is seeded with `seed + i` if its first reset brings no seed of its own
+    pixels: Pixels | None = None  # observations are images of the envs
 
 
 class EnvFailure(msgspec.Struct, frozen=True):
@@ -232,6 +234,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     name: str
     args: Any
     kwargs: Any
+    env_ids: list[int] | None = None  # in this worker's pool, the values of the others are nil; None: all
 
 
 class SetAttr(msgspec.Struct, frozen=True, tag="set_attr"):

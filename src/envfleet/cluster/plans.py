@@ -17,7 +17,7 @@ from envfleet.contract.spec import EnvSpec
 from envfleet.pool.arguments import whole_number
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
-from envfleet.pool.making import BACKENDS
+from envfleet.pool.making import BACKENDS, drawing_backend
 from envfleet.pool.native_plugins import plugin_file, plugin_names
 from envfleet.pool.vector_choice import is_envpool_task
 
@@ -87,6 +87,8 @@ def _require_plan(plan: PoolPlan) -> None:
     """What a worker would refuse is refused here, before any is started."""
     if plan.backend not in BACKENDS:
         raise UsageError(f"no backend is called {plan.backend!r}; known: {', '.join(BACKENDS)}")
+    if plan.pixels is not None:
+        drawing_backend(plan.pixels, plan.backend, plan.render_mode)
     if plan.max_episode_steps is not None:
         whole_number("max_episode_steps", plan.max_episode_steps)
     PoolConfig(  # checks itself

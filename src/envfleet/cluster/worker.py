@@ -118,8 +118,10 @@ class Worker:
                 self._seeded = None
             link.answer(*self._pool.reset(order))
         elif isinstance(order, Call):
-            values = self._pool.envs.call(order.name, *from_plain(order.args), **from_plain(order.kwargs))
-            plain = to_plain(list(values), f"the result of {order.name!r}")
+            envs, args, kwargs = self._pool.envs, from_plain(order.args), from_plain(order.kwargs)
+            env_ids = range(envs.num_envs) if order.env_ids is None else order.env_ids
+            values = dict(zip(env_ids, envs.call_some(list(env_ids), order.name, *args, **kwargs), strict=True))
+            plain = to_plain([values.get(env_id) for env_id in range(envs.num_envs)], f"the result of {order.name!r}")
             link.answer(ValuesReady(order=order.order, values=plain))
         elif isinstance(order, SetAttr):
             self._pool.set_attr(order.name, from_plain(order.values))

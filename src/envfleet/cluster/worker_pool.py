@@ -155,6 +155,7 @@ class WorkerPool:
             on_env_error="raise" if plan.max_env_restarts is None else "restart",
             max_env_restarts=plan.max_env_restarts or 0,
             render_mode=plan.render_mode,
+            pixels=plan.pixels,
             timeout_s=plan.timeout_s,
             start_timeout_s=plan.start_timeout_s,
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from envfleet.contract.errors import UsageError
 
@@ -45,3 +45,16 @@ def take_reset_mask(options: dict[str, Any], num_envs: int) -> NDArray[np.bool_]
     if not mask.any():
         raise UsageError("reset_mask must choose at least one env; all its entries are False")
     return mask
+
+
+def some_env_ids(env_ids: ArrayLike, num_envs: int) -> list[int]:
+    """Indices of some envs, in any order, each once."""
+    ids = np.asarray(env_ids)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise UsageError(f"env_ids must be a vector of env indices; got shape {ids.shape}, dtype {ids.dtype}")
+    chosen: list[int] = ids.tolist()
+    if min(chosen) < 0 or max(chosen) >= num_envs:
+        raise UsageError(f"env_ids must be between 0 and {num_envs - 1}; got {chosen}")
+    if len(set(chosen)) < len(chosen):
+        raise UsageError(f"env_ids name an env twice: {chosen}")
+    return chosen

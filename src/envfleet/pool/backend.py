@@ -88,8 +88,8 @@ class Backend(Protocol):
     def drain(self, timeout_s: float) -> None:
         """Wait until no env is at work, and forget all results that were not received."""
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a method of each env, or get an attribute."""
+    def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method of `env_ids`, which are in ascending order, or get an attribute."""
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """Set an attribute of each env."""

@@ -11,8 +11,11 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.contract.errors import UsageError
+from envfleet.contract.pixels import Pixels
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.pixel_observation import PixelObservation
 from envfleet.pool.simulators.atari_ids import atari_spec
+from envfleet.pool.simulators.mujoco_gl import advice
 
 EnvLike = str | EnvSpec | GymnasiumSpec | Callable[..., Any]
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]] | None
@@ -27,12 +30,25 @@ class EnvBuilder:
     max_episode_steps: int | None
     render_mode: str | None
     is_checked: bool  # Gymnasium's own checks of a new env; one env of a pool is enough
+    pixels: Pixels | None = None
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """Build the env."""
+        if self.pixels is None:
+            return self._build(self.render_mode)
+        is_registered = isinstance(self.source, GymnasiumSpec)
+        try:
+            env = self._build("rgb_array" if is_registered and self.render_mode is None else self.render_mode)
+            return PixelObservation(env, self.pixels)
+        except Exception as error:
+            if (text := advice(error)) is not None:
+                raise UsageError(text) from error
+            raise
+
+    def _build(self, render_mode: str | None) -> gymnasium.Env[Any, Any]:
         kwargs = dict(self.kwargs)
-        if self.render_mode is not None:
-            kwargs["render_mode"] = self.render_mode
+        if render_mode is not None:
+            kwargs["render_mode"] = render_mode
         if isinstance(self.source, GymnasiumSpec):
             made: gymnasium.Env[Any, Any] = gymnasium.make(
                 self.source,
@@ -57,6 +73,7 @@ def env_builders(
     env_kwargs: EnvKwargs = None,
     max_episode_steps: int | None = None,
     render_mode: str | None = None,
+    pixels: Pixels | None = None,
 ) -> list[EnvBuilder]:
     """One builder for each of `num_envs` envs."""
     if isinstance(env, Sequence) and not isinstance(env, str):
@@ -79,6 +96,7 @@ def env_builders(
                 max_episode_steps=max_episode_steps if max_episode_steps is not None else spec_steps,
                 render_mode=render_mode if render_mode is not None else spec_mode,
                 is_checked=index == 0,
+                pixels=pixels,
             )
         )
     return builders

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
+from envfleet.contract.pixels import Pixels
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
 from envfleet.pool.native_registry import NativeChoice, choose_native
@@ -37,6 +38,7 @@ def make(
     on_env_error: Literal["raise", "restart"] = "raise",
     max_env_restarts: int = 10,
     render_mode: str | None = None,
+    pixels: Pixels | None = None,
     timeout_s: float = 60.0,
     start_timeout_s: float = 300.0,
 ) -> EnvPool:
@@ -68,6 +70,8 @@ def make(
             is truncated, `info["env_error"]` says why, and the env is built anew.
         max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
         render_mode: Gymnasium's; passed to the env.
+        pixels: Observations are images of the envs, which are drawn at each step: `envfleet.Pixels(height=84, width=84,
+            stack_num=3)`. Python envs draw them, in processes or serially.
         timeout_s: The longest wait for results before PoolTimeout.
         start_timeout_s: The longest wait for the envs to be built.
     """
@@ -81,6 +85,8 @@ def make(
         if backend not in ("auto", "vector"):
             raise UsageError(f"EnvPool runs its tasks itself: backend must be 'auto' or 'vector'; got {backend!r}")
         backend = "vector"
+    if pixels is not None:
+        backend = drawing_backend(pixels, backend, render_mode)
     choice = _native_choice(backend, env, num_envs, env_kwargs, max_episode_steps, render_mode)
     config = PoolConfig(
         num_envs=num_envs,
@@ -104,7 +110,12 @@ def make(
         )
         return EnvPool(VectorBackend(build, config), config, seed)
     builders = env_builders(
-        env, num_envs, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
+        env,
+        num_envs,
+        env_kwargs=env_kwargs,
+        max_episode_steps=max_episode_steps,
+        render_mode=render_mode,
+        pixels=pixels,
     )
     if backend == "serial":
         from envfleet.pool.serial import SerialBackend
@@ -136,6 +147,19 @@ def _native_choice(
         level = logging.WARNING if error.is_surprise else logging.INFO
         logger.log(level, "not native: %s", str(error))  # the exception itself would keep its frames alive
         return None
+
+
+def drawing_backend(pixels: Pixels, backend: str, render_mode: str | None) -> Literal["process", "serial"]:
+    """Which backend gives pixel observations."""
+    if not isinstance(pixels, Pixels):
+        raise UsageError(f"pixels must be envfleet.Pixels(...); got {pixels!r}")
+    if backend not in ("auto", "process", "serial"):
+        raise UsageError(
+            f"Python envs draw pixel observations: backend must be 'auto', 'process' or 'serial'; got {backend!r}"
+        )
+    if render_mode not in (None, "rgb_array"):
+        raise UsageError(f"pixel observations need render_mode='rgb_array' (or None); got {render_mode!r}")
+    return "serial" if backend == "serial" else "process"
 
 
 def autoreset_of(mode: AutoresetMode | Autoreset | str) -> Autoreset:

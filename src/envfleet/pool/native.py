@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
@@ -127,7 +128,7 @@ class NativeBackend:
         self._held = None
         self._unheard.clear()
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """See Backend. The Gymnasium env of the same kind answers, given the state of each native env in turn."""
         twin, spec = self._choice.twin, self._choice.gymnasium_spec
         if twin is None or spec is None:
@@ -140,11 +141,12 @@ class NativeBackend:
                     spec, disable_env_checker=True, render_mode=self._choice.render_mode, **self._choice.kwargs
                 ).unwrapped
         answers = []
-        for env_id in range(self._config.num_envs):
+        for env_id in env_ids:
             state, _, _ = self._pool.get_state(env_id)
             twin.give_state(self._twin_env, state)
             try:
-                answers.append(value_of(self._twin_env, name, args, kwargs))
+                with twin.while_drawing(self._twin_env) if name == "render" else nullcontext():
+                    answers.append(value_of(self._twin_env, name, args, kwargs))
             except gymnasium.error.DependencyNotInstalled as error:
                 raise MissingExtra(f"{error}; or: pip install 'envfleet[render]'") from None
             except Exception as error:
@@ -187,7 +189,8 @@ class NativeBackend:
         """See Backend."""
         if not self._pool.close(CLOSE_WAIT_S):
             logger.warning("a helper thread did not stop after %g s%s", CLOSE_WAIT_S, self._under_way())
-        if self._twin_env is not None:
+        if self._twin_env is not None and self._choice.twin is not None:
+            self._choice.twin.before_closing(self._twin_env)
             self._twin_env.close()
             self._twin_env = None
 

@@ -16,7 +16,7 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
-from envfleet.pool.arguments import seeds_of, take_reset_mask
+from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask
 from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce
 from envfleet.pool.infos import join_infos, object_column
 
@@ -101,15 +101,23 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             infos["env_id"] = batch.env_ids
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
 
-    def render(self) -> tuple[Any, ...] | None:
-        """The rendered frames of all envs."""
-        return self.call("render")
+    def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
+        """The rendered frames of all envs, or of those in `env_ids`, in that order."""
+        return self.call("render") if env_ids is None else self.call_some(env_ids, "render")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each env, or get an attribute."""
         self._require_open()
         self._require_no_flight(f"call {name!r}")
-        return tuple(self._backend.call(name, args, kwargs))
+        return tuple(self._backend.call(range(self.num_envs), name, args, kwargs))
+
+    def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
+        self._require_open()
+        self._require_no_flight(f"call {name!r}")
+        ids = some_env_ids(env_ids, self.num_envs)
+        values = dict(zip(sorted(ids), self._backend.call(sorted(ids), name, args, kwargs), strict=True))
+        return tuple(values[env_id] for env_id in ids)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Get an attribute of each env."""

@@ -132,9 +132,10 @@ class ProcessBackend:
             pause_s = min(2 * pause_s, 0.01)
         self._board.abandon()
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """See Backend."""
-        return self._request([process_child.Call(name, args, kwargs)] * self._shape.num_children, f"call {name!r}")
+        request = process_child.Call(tuple(env_ids), name, args, kwargs)
+        return self._request([request] * self._shape.num_children, f"call {name!r}")
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """See Backend."""

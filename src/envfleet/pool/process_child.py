@@ -34,8 +34,9 @@ IDLE_WAIT_S = 60.0
 
 
 class Call(NamedTuple):
-    """Parent -> child: call a method of each env, or get an attribute."""
+    """Parent -> child: call a method of those of your envs that are named, or get an attribute."""
 
+    env_ids: tuple[int, ...]
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -207,7 +208,8 @@ class ChildProcess:
         for position, (env_id, episode) in enumerate(self._episodes.items()):
             try:
                 if isinstance(request, Call):
-                    answers.append(value_of(episode.env, *request))
+                    if env_id in request.env_ids:
+                        answers.append(value_of(episode.env, request.name, request.args, request.kwargs))
                 else:
                     set_attribute(episode.env, request.name, request.values[position])
             except (Exception, SystemExit) as error:

@@ -92,9 +92,9 @@ class SerialBackend:
         self._filling = None
         self._failures.clear()
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """See Backend."""
-        return [self._on_env(env_id, value_of, name, args, kwargs) for env_id in range(self._config.num_envs)]
+        return [self._on_env(env_id, value_of, name, args, kwargs) for env_id in env_ids]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """See Backend."""

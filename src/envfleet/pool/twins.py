@@ -38,6 +38,8 @@ class Twin:
     # The constructor's arguments as C++ takes them. Sees to it that C++ knows the env; may raise NotNative.
     native_kwargs: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
     while_building: Callable[[], AbstractContextManager[None]] = nullcontext  # an instance of the class
+    while_drawing: Callable[[Any], AbstractContextManager[None]] = nullcontext  # the instance renders
+    before_closing: Callable[[Any], None] = lambda env: None
     advice: Callable[[Exception], str | None] = lambda error: None  # what to do, if the instance raises this
 
 

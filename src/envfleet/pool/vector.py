@@ -89,14 +89,13 @@ class VectorBackend:
         """See Backend."""
         self._task = None
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """See Backend."""
+    def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """See Backend. A vector env calls all its envs, whoever is asked for."""
         env = self._vector.env
         try:
-            if hasattr(env, "call"):
-                return list(env.call(name, *args, **kwargs))
-            if name == "render":
-                return list(env.render())
+            if hasattr(env, "call") or name == "render":
+                values = env.call(name, *args, **kwargs) if hasattr(env, "call") else env.render()
+                return [values[env_id] for env_id in env_ids]
         except Exception as error:
             raise Failure.of(0, error).to_exception() from None
         raise UsageError(f"{type(env).__name__} does not let its envs be called, so {name!r} cannot be had")

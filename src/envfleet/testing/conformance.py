@@ -299,6 +299,11 @@ def methods_and_attributes_reach_each_env(make: Make, mode: Autoreset) -> None:
         pool.step(acts(Act.GO_ON, Act.GO_ON))
         frames = pool.render()
         assert len(frames) == 2 and frames[1].shape == (2, 2, 3) and frames[1].max() == 1
+        pool.set_attr("name", ["c", "d"])
+        assert pool.call_some([1, 0], "name") == ("d", "c") and pool.call_some([1], "double", 3) == (6,)
+        assert len(pool.render([1])) == 1 and pool.render([1])[0].max() == 1
+        for wrong in ([], [2], [-1], [0, 0], 1, [0.5]):
+            expect(UsageError, partial(pool.render, wrong))
         assert pool.render_mode == "rgb_array"
         assert pool.metadata["render_fps"] == 1
 

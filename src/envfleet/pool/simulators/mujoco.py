@@ -17,7 +17,8 @@ import gymnasium
 import numpy as np
 
 from envfleet import _native
-from envfleet.contract.errors import MissingExtra
+from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.pool.simulators.mujoco_gl import advice, drawing, release
 from envfleet.pool.twins import NotNative, Twin
 
 logger = logging.getLogger("envfleet.pool")
@@ -50,6 +51,10 @@ def load() -> None:
         importlib.import_module("gymnasium.envs.mujoco")
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise MissingExtra(f"environments on MuJoCo need 'envfleet[mujoco]': pip install it ({error})") from None
+    except Exception as error:
+        if (text := advice(error)) is not None:
+            raise UsageError(text) from error
+        raise
     compiled_for, found = _library_version(), mujoco.mj_versionString()
     if compiled_for is None:
         raise NotNative("this build of EnvFleet has no native environments on MuJoCo: it was made without mujoco-core")
@@ -146,17 +151,6 @@ def _give_state(env: Any, state: bytes) -> None:
         size += array.size
 
 
-def _advice(error: Exception) -> str | None:
-    """Without a display, or a library that can do without one, MuJoCo draws nothing, and says so in many ways."""
-    origin = type(error).__module__.partition(".")[0]
-    if origin in ("mujoco", "OpenGL", "glfw") or "OpenGL" in str(error):
-        return (
-            f"MuJoCo cannot draw here ({type(error).__name__}: {error}): set the environment variable MUJOCO_GL to "
-            "'egl' or 'osmesa', and install that library (Debian: libegl1, libosmesa6)"
-        )
-    return None
-
-
 def _twin(name: str, module: str, version: int, xml_file: str, has_xml_file: bool = True) -> Twin:
     return Twin(
         native=f"mujoco/{name}-v{version}",
@@ -165,7 +159,9 @@ def _twin(name: str, module: str, version: int, xml_file: str, has_xml_file: boo
         is_available=is_available,
         native_kwargs=partial(_native_kwargs, version, xml_file, has_xml_file),
         while_building=no_log_file,
-        advice=_advice,
+        while_drawing=drawing,
+        before_closing=release,
+        advice=advice,
     )
 
 

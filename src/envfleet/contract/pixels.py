@@ -1,0 +1,34 @@
+"""Pixels: observations that are images of the env."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envfleet.contract.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """Observe what `render_mode="rgb_array"` shows: [stack_num, height, width, 3] of uint8, the newest image last.
+
+    The first observation of an episode has its image `stack_num` times. It is what Gymnasium's AddRenderObservation,
+    GrayscaleObservation and FrameStackObservation give together.
+    """
+
+    height: int | None = 84  # MuJoCo draws at this size, other images are made smaller; None: as the env has it
+    width: int | None = 84
+    stack_num: int = 3
+    grayscale: bool = False  # True: [stack_num, height, width]
+    has_effects: bool = True  # False: MuJoCo draws without shadows, reflections and smooth edges; much quicker on a CPU
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        for name in ("height", "width", "stack_num"):
+            value = getattr(self, name)
+            if value is None and name != "stack_num":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} of Pixels must be a whole number of at least 1; got {value!r}")
+        for name in ("grayscale", "has_effects"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} of Pixels must be True or False; got {getattr(self, name)!r}")
