@@ -47,6 +47,7 @@ class Window:
     num_steps: int
     duration_s: float
     steps_by_env: list[int] | None = None  # None: every env was stepped equally often, or they were not counted
+    policy_s: float | None = None  # of the duration, in the policy that chose the actions; None: there was none
 
     @property
     def steps_per_s(self) -> float:

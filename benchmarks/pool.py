@@ -22,6 +22,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -140,13 +141,15 @@ def _busy_s() -> float:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(question: str, workloads: Sequence[Workload], defaults: Settings) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(description=question)
+    names = [workload.name for workload in workloads]
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
-    parser.add_argument("--window-s", type=float, default=1.0, help="length of a window (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=11, help="windows of each contender (%(default)s)")
+    parser.add_argument("--window-s", type=float, default=defaults.window_s, help="length of a window (%(default)s)")
+    parser.add_argument(
+        "--rounds", "--windows", type=int, default=defaults.rounds, help="windows of each contender (%(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="2 rounds of 0.3 s: does it run?")
     parser.add_argument("--results-dir", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
@@ -155,15 +158,17 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def main() -> int:
-    """Run the rows asked for; 1 if a contender failed, which a missing package does not count as."""
-    args = parse_args()
+def run_rows(name: str, question: str, all_workloads: Sequence[Workload], defaults: Settings, in_readme: bool) -> int:
+    """Run the rows asked for, and write results/NAME.md and .json; 1 if a contender failed, which a missing package
+    does not count as.
+    """
+    args = parse_args(question, all_workloads, defaults)
     settings = Settings(window_s=args.window_s, rounds=args.rounds, warmup_s=min(args.window_s, 1.0))
     if args.quick:
         settings = Settings(window_s=0.3, rounds=2, warmup_s=0.1)
-    workloads = [workload for workload in WORKLOADS if workload.name in args.rows]
+    workloads = [workload for workload in all_workloads if workload.name in args.rows]
     args.results_dir.mkdir(parents=True, exist_ok=True)
-    json_path, markdown_path = args.results_dir / "pool-partial.json", args.results_dir / "pool-partial.md"
+    json_path, markdown_path = args.results_dir / f"{name}-partial.json", args.results_dir / f"{name}-partial.md"
 
     progress("looking at the machine")
     machine = describe_machine()
@@ -179,11 +184,12 @@ def main() -> int:
         }
         json_path.write_text(json.dumps(report, indent=1) + "\n")
         markdown_path.write_text(to_markdown(results, machine, settings))
-    if len(results) == len(WORKLOADS) and not args.quick:
+    if len(results) == len(all_workloads) and not args.quick:
         # Only now: some rows, or a trial, must not replace the record of a whole run.
-        json_path = json_path.replace(args.results_dir / "pool.json")
-        markdown_path = markdown_path.replace(args.results_dir / "pool.md")
-        update_readme("pool.py", markdown_path.read_text())
+        json_path = json_path.replace(args.results_dir / f"{name}.json")
+        markdown_path = markdown_path.replace(args.results_dir / f"{name}.md")
+        if in_readme:
+            update_readme(f"{name}.py", markdown_path.read_text())
     speedup.close()
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")
@@ -191,4 +197,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    question = __doc__.splitlines()[0] if __doc__ else ""
+    defaults = Settings(window_s=1.0, rounds=11, warmup_s=1.0)
+    sys.exit(run_rows("pool", question, WORKLOADS, defaults, in_readme=True))

@@ -184,6 +184,9 @@ def _notes(result: RowResult) -> Iterator[str]:
         if counts:
             rates = np.sum(counts, axis=0) / sum(window.duration_s for window in outcome.windows)
             yield f"{row}, {name}: single envs got between {rates.min():,.1f} and {rates.max():,.1f} steps/s."
+    policy_shares = [f"{name} {share:.0%}" for name, share in _policy_shares(result)]
+    if policy_shares:
+        yield f"{row}: of the loop's time the policy took {'; '.join(policy_shares)}."
     if not result.workload.is_native and GYMNASIUM_SYNC.name in result.outcomes and result.parallel_speedups:
         speedups = result.parallel_speedups
         yield (
@@ -194,6 +197,13 @@ def _notes(result: RowResult) -> Iterator[str]:
     busy = statistics.fmean(result.busy_cores_at_rest or [0.0])
     if busy > MAX_BUSY_CORES_AT_REST:
         yield f"{row}: other work kept {busy:.1f} cores busy, which bends the ratios; run again when quiet."
+
+
+def _policy_shares(result: RowResult) -> Iterator[tuple[str, float]]:
+    for name, outcome in result.outcomes.items():
+        windows = [window for window in outcome.windows if window.policy_s is not None]
+        if windows:
+            yield name, statistics.median((window.policy_s or 0.0) / window.duration_s for window in windows)
 
 
 def update_readme(script: str, markdown: str) -> None:
