@@ -1,6 +1,6 @@
 """How fast is an envfleet pool compared with its peers, on the same machine and in the same run?
 
-    python benchmarks/pool.py                         every row, about twenty minutes
+    python benchmarks/pool.py                         every row, about fifteen minutes
     python benchmarks/pool.py --rows cpu cartpole-64  some rows
     python benchmarks/pool.py --quick                 does it run? Its numbers are not to be quoted
 
@@ -9,6 +9,8 @@ a disturbance of the machine meets all of them. Only ratios within a run mean an
 
 The peers are the `bench` extra: envpool; stable-baselines3 and tianshou (both need torch); box2d and pygame for
 LunarLander. One that is missing is reported as not installed. The C++ loop needs a compiler (`$CXX`, or c++).
+
+simulators.py measures MuJoCo, Atari and Box2D in the same way.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from atari_workloads import ATARI_WORKLOADS
 from contenders import Actions, Contender, EnvFn, Running, deadline
 from native_workloads import NATIVE_WORKLOADS
 from report import Outcome, RowResult, Settings, describe_machine, to_json, to_markdown, update_readme
 from workloads import PYTHON_WORKLOADS, ParallelSpeedup, Workload
 
 # In this order: processes are forked before any peer has started threads in this one.
-WORKLOADS = (*PYTHON_WORKLOADS, *NATIVE_WORKLOADS, *ATARI_WORKLOADS)
+WORKLOADS = (*PYTHON_WORKLOADS, *NATIVE_WORKLOADS)
 
 NUM_ACTION_BATCHES = 16
 BUILD_TIMEOUT_S = 120.0
@@ -140,10 +142,10 @@ def _busy_s() -> float:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(workloads: Sequence[Workload]) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = [workload.name for workload in WORKLOADS]
+    names = [workload.name for workload in workloads]
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
     parser.add_argument("--window-s", type=float, default=1.0, help="length of a window (%(default)s)")
     parser.add_argument("--rounds", type=int, default=11, help="windows of each contender (%(default)s)")
@@ -155,15 +157,18 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def main() -> int:
-    """Run the rows asked for; 1 if a contender failed, which a missing package does not count as."""
-    args = parse_args()
+def main(table: str, all_workloads: Sequence[Workload]) -> int:
+    """Run the rows asked for; 1 if a contender failed, which a missing package does not count as.
+
+    `table` names the results and the script whose marks the README has.
+    """
+    args = parse_args(all_workloads)
     settings = Settings(window_s=args.window_s, rounds=args.rounds, warmup_s=min(args.window_s, 1.0))
     if args.quick:
         settings = Settings(window_s=0.3, rounds=2, warmup_s=0.1)
-    workloads = [workload for workload in WORKLOADS if workload.name in args.rows]
+    workloads = [workload for workload in all_workloads if workload.name in args.rows]
     args.results_dir.mkdir(parents=True, exist_ok=True)
-    json_path, markdown_path = args.results_dir / "pool-partial.json", args.results_dir / "pool-partial.md"
+    json_path, markdown_path = (args.results_dir / f"{table}-partial.{form}" for form in ("json", "md"))
 
     progress("looking at the machine")
     machine = describe_machine()
@@ -179,11 +184,11 @@ def main() -> int:
         }
         json_path.write_text(json.dumps(report, indent=1) + "\n")
         markdown_path.write_text(to_markdown(results, machine, settings))
-    if len(results) == len(WORKLOADS) and not args.quick:
+    if len(results) == len(all_workloads) and not args.quick:
         # Only now: some rows, or a trial, must not replace the record of a whole run.
-        json_path = json_path.replace(args.results_dir / "pool.json")
-        markdown_path = markdown_path.replace(args.results_dir / "pool.md")
-        update_readme("pool.py", markdown_path.read_text())
+        json_path = json_path.replace(args.results_dir / f"{table}.json")
+        markdown_path = markdown_path.replace(args.results_dir / f"{table}.md")
+        update_readme(f"{table}.py", markdown_path.read_text())
     speedup.close()
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")
@@ -191,4 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("pool", WORKLOADS))
