@@ -38,6 +38,7 @@ chaos: $(VENV)/with-test
 
 bench: $(VENV)/with-bench
 	$(BIN)/python benchmarks/pool.py
+	$(BIN)/python benchmarks/simulators.py
 	$(BIN)/python benchmarks/policy_loop.py
 	$(BIN)/python benchmarks/malloc_count.py
 	$(BIN)/python benchmarks/facade_cost.py

@@ -1,4 +1,4 @@
-"""The rows of benchmarks/pool.py with Atari games: the same preprocessing by everybody, 84x84, four frames."""
+"""The rows of benchmarks/simulators.py with Atari games: the same preprocessing by everybody, 84x84, four frames."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from workloads import Peer, Workload
 ENVPOOL_THREADS = (1, 2)  # targets are set for 2 cores
 
 
-def _sync_row(
+def sync_row(
     name: str, env_id: str, num_envs: int, envpool_target: float, *others: Peer, gymnasium_id: str | None = None
 ) -> Workload:
     rivals = [
@@ -44,7 +44,7 @@ def _sync_row(
     )
 
 
-def _async_row(name: str, env_id: str, num_envs: int, envpool_target: float) -> Workload:
+def async_row(name: str, env_id: str, num_envs: int, envpool_target: float) -> Workload:
     """A batch has half of the envs."""
     batch_size = num_envs // 2
     return Workload(
@@ -61,27 +61,15 @@ def _async_row(name: str, env_id: str, num_envs: int, envpool_target: float) -> 
 
 
 NATIVE_WORKLOADS = (
-    _sync_row("cartpole-1", "CartPole-v1", 1, 10.0, Peer(GYMNASIUM_SYNC, 4.0)),
-    _sync_row("cartpole-8", "CartPole-v1", 8, 20.0, Peer(GYMNASIUM_SYNC)),
-    _sync_row("cartpole-64", "CartPole-v1", 64, 25.0, Peer(GYMNASIUM_SYNC), Peer(GYMNASIUM_NUMPY_CARTPOLE)),
-    _sync_row("cartpole-256", "CartPole-v1", 256, 25.0, Peer(GYMNASIUM_NUMPY_CARTPOLE), Peer(CPP_LOOP, 0.5)),
-    _async_row("cartpole-async", "CartPole-v1", 64, 5.0),
-    _sync_row("pendulum", "Pendulum-v1", 64, 10.0),
-    _sync_row("acrobot", "Acrobot-v1", 64, 10.0),
-    _sync_row("mountaincar", "MountainCar-v0", 64, 10.0),
-    _sync_row("frozenlake", "FrozenLake-v1", 64, 10.0),
+    sync_row("cartpole-1", "CartPole-v1", 1, 10.0, Peer(GYMNASIUM_SYNC, 4.0)),
+    sync_row("cartpole-8", "CartPole-v1", 8, 20.0, Peer(GYMNASIUM_SYNC)),
+    sync_row("cartpole-64", "CartPole-v1", 64, 25.0, Peer(GYMNASIUM_SYNC), Peer(GYMNASIUM_NUMPY_CARTPOLE)),
+    sync_row("cartpole-256", "CartPole-v1", 256, 25.0, Peer(GYMNASIUM_NUMPY_CARTPOLE), Peer(CPP_LOOP, 0.5)),
+    async_row("cartpole-async", "CartPole-v1", 64, 5.0),
+    sync_row("pendulum", "Pendulum-v1", 64, 10.0),
+    sync_row("acrobot", "Acrobot-v1", 64, 10.0),
+    sync_row("mountaincar", "MountainCar-v0", 64, 10.0),
+    sync_row("frozenlake", "FrozenLake-v1", 64, 10.0),
     # Gymnasium 1.4 knows Taxi by its new version only; here it serves for its actions.
-    _sync_row("taxi", "Taxi-v3", 64, 10.0, gymnasium_id="Taxi-v4"),
-    # EnvPool has a MuJoCo of its own (3.6.0), envfleet the installed one.
-    _sync_row("ant-1", "Ant-v5", 1, 1.9, Peer(GYMNASIUM_SYNC)),
-    _sync_row("ant-64", "Ant-v5", 64, 1.15),
-    _sync_row("ant-256", "Ant-v5", 256, 1.15),
-    _async_row("ant-async", "Ant-v5", 64, 1.05),
-    _async_row("ant-256-async", "Ant-v5", 256, 1.05),
-    _sync_row("halfcheetah", "HalfCheetah-v5", 64, 1.2),
-    _async_row("halfcheetah-async", "HalfCheetah-v5", 64, 1.05),
-    _sync_row("hopper", "Hopper-v5", 64, 1.2),
-    _async_row("hopper-async", "Hopper-v5", 64, 1.05),
-    _sync_row("humanoid", "Humanoid-v5", 64, 1.2),
-    _async_row("humanoid-async", "Humanoid-v5", 64, 1.05),
+    sync_row("taxi", "Taxi-v3", 64, 10.0, gymnasium_id="Taxi-v4"),
 )

@@ -22,15 +22,13 @@ import gymnasium as gym
 import numpy as np
 
 from contenders import Actions, Contender, EnvFn, Running, Window
-from pool import run_rows
-from report import Settings
+from pool import main
 from workloads import Peer, Workload
 
 Array = np.ndarray
 Act = Callable[[Array], Array]  # observations -> actions
 
-# Together they take about five minutes.
-DEFAULTS = Settings(window_s=0.6, rounds=7, warmup_s=0.6)
+WINDOW_S, ROUNDS = 0.6, 7  # so that a whole run takes about five minutes
 ENVPOOL_THREADS = (1, 2)
 NUM_TORCH_THREADS = 1  # the other cores are for envs; and threads that wait for each other suffer from any other work
 
@@ -204,5 +202,4 @@ WORKLOADS = tuple(
 )
 
 if __name__ == "__main__":
-    question = __doc__.splitlines()[0] if __doc__ else ""
-    sys.exit(run_rows("policy_loop", question, WORKLOADS, DEFAULTS, in_readme=False))
+    sys.exit(main("policy_loop", WORKLOADS, window_s=WINDOW_S, rounds=ROUNDS))

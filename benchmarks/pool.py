@@ -1,6 +1,6 @@
 """How fast is an envfleet pool compared with its peers, on the same machine and in the same run?
 
-    python benchmarks/pool.py                         every row, about twenty minutes
+    python benchmarks/pool.py                         every row, about fifteen minutes
     python benchmarks/pool.py --rows cpu cartpole-64  some rows
     python benchmarks/pool.py --quick                 does it run? Its numbers are not to be quoted
 
@@ -9,6 +9,8 @@ a disturbance of the machine meets all of them. Only ratios within a run mean an
 
 The peers are the `bench` extra: envpool; stable-baselines3 and tianshou (both need torch); box2d and pygame for
 LunarLander. One that is missing is reported as not installed. The C++ loop needs a compiler (`$CXX`, or c++).
+
+simulators.py measures MuJoCo, Atari and Box2D in the same way.
 """
 
 from __future__ import annotations
@@ -27,14 +29,13 @@ from pathlib import Path
 
 import numpy as np
 
-from atari_workloads import ATARI_WORKLOADS
 from contenders import Actions, Contender, EnvFn, Running, deadline
 from native_workloads import NATIVE_WORKLOADS
 from report import Outcome, RowResult, Settings, describe_machine, to_json, to_markdown, update_readme
 from workloads import PYTHON_WORKLOADS, ParallelSpeedup, Workload
 
 # In this order: processes are forked before any peer has started threads in this one.
-WORKLOADS = (*PYTHON_WORKLOADS, *NATIVE_WORKLOADS, *ATARI_WORKLOADS)
+WORKLOADS = (*PYTHON_WORKLOADS, *NATIVE_WORKLOADS)
 
 NUM_ACTION_BATCHES = 16
 BUILD_TIMEOUT_S = 120.0
@@ -141,14 +142,14 @@ def _busy_s() -> float:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def parse_args(question: str, workloads: Sequence[Workload], defaults: Settings) -> argparse.Namespace:
+def parse_args(workloads: Sequence[Workload], window_s: float, rounds: int) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(description=question)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     names = [workload.name for workload in workloads]
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
-    parser.add_argument("--window-s", type=float, default=defaults.window_s, help="length of a window (%(default)s)")
+    parser.add_argument("--window-s", type=float, default=window_s, help="length of a window (%(default)s)")
     parser.add_argument(
-        "--rounds", "--windows", type=int, default=defaults.rounds, help="windows of each contender (%(default)s)"
+        "--rounds", "--windows", type=int, default=rounds, help="windows of each contender (%(default)s)"
     )
     parser.add_argument("--quick", action="store_true", help="2 rounds of 0.3 s: does it run?")
     parser.add_argument("--results-dir", type=Path, default=Path(__file__).parent / "results")
@@ -158,17 +159,18 @@ def parse_args(question: str, workloads: Sequence[Workload], defaults: Settings)
     return args
 
 
-def run_rows(name: str, question: str, all_workloads: Sequence[Workload], defaults: Settings, in_readme: bool) -> int:
-    """Run the rows asked for, and write results/NAME.md and .json; 1 if a contender failed, which a missing package
-    does not count as.
+def main(table: str, all_workloads: Sequence[Workload], *, window_s: float = 1.0, rounds: int = 11) -> int:
+    """Run the rows asked for; 1 if a contender failed, which a missing package does not count as.
+
+    `table` names the results and the script whose marks the README has.
     """
-    args = parse_args(question, all_workloads, defaults)
+    args = parse_args(all_workloads, window_s, rounds)
     settings = Settings(window_s=args.window_s, rounds=args.rounds, warmup_s=min(args.window_s, 1.0))
     if args.quick:
         settings = Settings(window_s=0.3, rounds=2, warmup_s=0.1)
     workloads = [workload for workload in all_workloads if workload.name in args.rows]
     args.results_dir.mkdir(parents=True, exist_ok=True)
-    json_path, markdown_path = args.results_dir / f"{name}-partial.json", args.results_dir / f"{name}-partial.md"
+    json_path, markdown_path = (args.results_dir / f"{table}-partial.{form}" for form in ("json", "md"))
 
     progress("looking at the machine")
     machine = describe_machine()
@@ -186,10 +188,9 @@ def run_rows(name: str, question: str, all_workloads: Sequence[Workload], defaul
         markdown_path.write_text(to_markdown(results, machine, settings))
     if len(results) == len(all_workloads) and not args.quick:
         # Only now: some rows, or a trial, must not replace the record of a whole run.
-        json_path = json_path.replace(args.results_dir / f"{name}.json")
-        markdown_path = markdown_path.replace(args.results_dir / f"{name}.md")
-        if in_readme:
-            update_readme(f"{name}.py", markdown_path.read_text())
+        json_path = json_path.replace(args.results_dir / f"{table}.json")
+        markdown_path = markdown_path.replace(args.results_dir / f"{table}.md")
+        update_readme(f"{table}.py", markdown_path.read_text())
     speedup.close()
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")
@@ -197,6 +198,4 @@ def run_rows(name: str, question: str, all_workloads: Sequence[Workload], defaul
 
 
 if __name__ == "__main__":
-    question = __doc__.splitlines()[0] if __doc__ else ""
-    defaults = Settings(window_s=1.0, rounds=11, warmup_s=1.0)
-    sys.exit(run_rows("pool", question, WORKLOADS, defaults, in_readme=True))
+    sys.exit(main("pool", WORKLOADS))

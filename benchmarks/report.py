@@ -210,5 +210,6 @@ def update_readme(script: str, markdown: str) -> None:
     """Put a script's table between its marks in the README, which states nothing that no script has measured."""
     readme = Path(__file__).parent.parent / "README.md"
     begin, end = f"<!-- begin: benchmarks/{script} -->\n", f"<!-- end: benchmarks/{script} -->"
-    before, _, rest = readme.read_text().partition(begin)
-    readme.write_text(before + begin + markdown + end + rest.partition(end)[2])
+    before, found, rest = readme.read_text().partition(begin)
+    if found:  # a script whose table the README does not show has no marks there
+        readme.write_text(before + begin + markdown + end + rest.partition(end)[2])

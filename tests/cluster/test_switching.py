@@ -48,10 +48,10 @@ def counts(obs):
 def test_a_call_that_timed_out_leaves_nothing_behind(envs):
     obs, _ = envs.reset(seed=0)
     before = counts(obs)
-    envs._timeout_s = 0.2
+    envs._calling._timeout_s = 0.2
     with pytest.raises(ClusterTimeout):
         envs.call("slow", 1.0)
-    envs._timeout_s = 60.0
+    envs._calling._timeout_s = 60.0
     for number in range(1, 4):
         obs = envs.step(np.zeros(4, int))[0]
         assert counts(obs) == [each + number for each in before]

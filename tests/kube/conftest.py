@@ -2,11 +2,12 @@
 
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+from run_folders import own_run_folders
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "cluster"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -69,10 +70,6 @@ def head_environment(kube, tmp_path):
 
 @pytest.fixture(autouse=True)
 def run_folders(monkeypatch, tmp_path):
-    """Runs make their folders in one that only this test uses, and leave none."""
-    with tempfile.TemporaryDirectory(prefix="ef-") as folder, monkeypatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", None)
-        yield
-        left = [name for name in os.listdir(folder) if name.startswith("envfleet-")]
-        assert left == []
+    """See own_run_folders. (tmp_path is asked for only to be made before: pytest would make it in this folder.)"""
+    with own_run_folders(monkeypatch) as folders:
+        yield folders

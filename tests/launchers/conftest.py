@@ -1,12 +1,12 @@
 """An sshd for all tests of this folder, and no run that leaves its folder behind."""
 
-import gc
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
+
+from run_folders import own_run_folders
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,16 +15,9 @@ from sshd import running_sshd
 
 @pytest.fixture(autouse=True)
 def run_folders(monkeypatch, tmp_path):
-    """Runs make their folders in one that only this test uses; none is there in the end."""
-    with tempfile.TemporaryDirectory(prefix="ef-") as folder, monkeypatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", None)
-        yield
-        left = [name for name in os.listdir(folder) if name.startswith("envfleet-")]
-        if left:
-            gc.collect()
-            left = [name for name in os.listdir(folder) if name.startswith("envfleet-")]
-        assert left == []
+    """See own_run_folders. (tmp_path is asked for only to be made before: pytest would make it in this folder.)"""
+    with own_run_folders(monkeypatch) as folders:
+        yield folders
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool import mujoco as native_mujoco
+from envfleet.pool.simulators import mujoco as native_mujoco
 from envfleet.pool.native import NativeBackend
 from envfleet.pool.process import ProcessBackend
 from envfleet.testing.programs import require_equal
@@ -144,6 +144,12 @@ def require_equal_episodes(case, seed=11):
 @pytest.mark.parametrize("env_id", IDS)
 def test_episodes(env_id):
     assert require_equal_episodes(Case(env_id, num_steps=250, max_episode_steps=100)) >= 2 * NUM_ENVS
+
+
+@pytest.mark.parametrize("env_id", V5)
+def test_episodes_as_long_as_they_are_registered(env_id):
+    num_steps = gymnasium.spec(env_id).max_episode_steps + 5
+    assert require_equal_episodes(Case(env_id, num_steps=num_steps), seed=5) >= NUM_ENVS
 
 
 @pytest.mark.parametrize("case", OPTIONS, ids=str)

@@ -1,11 +1,8 @@
 """One Ray cluster for each file of this folder; a test leaves no worker, no actor and no placement group in it."""
 
 import contextlib
-import gc
 import importlib.util
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import ray_lab
 
+from run_folders import own_run_folders
 from waiting import is_running, wait_until
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -48,11 +46,8 @@ def more_nodes(ray_nodes):
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch, tmp_path):
     """In place of the check for all tests: Ray keeps idle processes, for others, as it likes."""
-    with tempfile.TemporaryDirectory(prefix="ef-") as folder, monkeypatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", folder)
+    with own_run_folders(monkeypatch, for_children=False):  # Ray looks for its clusters in TMPDIR
         yield
-        gc.collect()
-        assert [name for name in os.listdir(folder) if name.startswith("envfleet-")] == []
     wait_until(lambda: not any(map(is_running, ray_lab.worker_processes())), "no worker's process is left")
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -14,10 +13,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
+from envfleet.cluster.calling import Calling
 from envfleet.cluster.collecting import Collecting, RolloutStream
 from envfleet.cluster.learner import Learner
-from envfleet.cluster.messages import Call, PoolPlan, SetAttr, ValuesReady
-from envfleet.cluster.orders import Expected
+from envfleet.cluster.messages import PoolPlan
 from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
 from envfleet.cluster.run import Run, RunConfig
 from envfleet.cluster.stepping import Stepping, StepResult
@@ -157,7 +156,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._template, self._env, self._env_kwargs = template, env, env_kwargs
         self._min_workers = min_workers
         self._owner_pid = os.getpid()
-        self._attributes: dict[str, Any] = {}  # that set_attr() has set to one value for all envs
         plans, pickles = self._plans_for(self.num_workers)
         config = RunConfig(
             plans=plans,
@@ -185,6 +183,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._form = form
         self._head = self._run.head
         self._stepping = Stepping(self._run, form)
+        self._calling = Calling(self._run, self._timeout_s)
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = Collecting(self._run, form, self._learner)
         self.metadata = {**self._head.roster.metadata, "autoreset_mode": AutoresetMode(self._autoreset.value)}
@@ -227,19 +226,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each env, or get an attribute. Arguments and results are plain values and arrays."""
-        message = _call_message(name, args, kwargs)
-        messages = {worker: partial(message, env_ids=None) for worker in range(self.num_workers)}
-        return self._ask(messages, f"call {name!r}")
+        self._require_idle(f"call {name!r}")
+        return self._calling.call(range(self.num_envs), name, args, kwargs)
 
     def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
-        places = [divmod(env_id, self.num_envs_per_worker) for env_id in some_env_ids(env_ids, self.num_envs)]
-        rows = {worker: [row for its_worker, row in places if its_worker == worker] for worker, _ in sorted(places)}
-        message = _call_message(name, args, kwargs)
-        messages = {worker: partial(message, env_ids=its_rows) for worker, its_rows in rows.items()}
-        values = self._ask(messages, f"call {name!r}")
-        workers = list(rows)  # in the order of the values
-        return tuple(values[workers.index(worker) * self.num_envs_per_worker + row] for worker, row in places)
+        self._require_idle(f"call {name!r}")
+        return self._calling.call(some_env_ids(env_ids, self.num_envs), name, args, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Get an attribute of each env."""
@@ -247,19 +240,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each env: a list or tuple has a value for each, anything else is for all."""
-        is_for_all = not isinstance(values, list | tuple)
-        if is_for_all:
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise UsageError(f"set_attr() needs a value for each of num_envs={self.num_envs} envs; got {len(values)}")
-        plain = [to_plain(list(values[self._stepping.rows_of(worker)]), "values") for worker in range(self.num_workers)]
-        messages = {worker: partial(_set_attr_message, name, plain[worker]) for worker in range(self.num_workers)}
-        self._ask(messages, f"set {name!r}")
-        for worker, desk in enumerate(self._head.desks):
-            desk.attributes[name] = plain[worker]
-        self._attributes.pop(name, None)
-        if is_for_all:
-            self._attributes[name] = plain[0]
+        self._require_idle(f"set {name!r}")
+        self._calling.set_attr(name, values)
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers; called by close()."""
@@ -349,7 +331,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         batch_size = self._batch_size_of(self._given_batch_size, num_envs)
         seeds_of(self._first_seed, num_envs)
         is_more = num_workers > self.num_workers
-        self._run.resize(*self._plans_for(num_workers), self._attributes)
+        self._run.resize(*self._plans_for(num_workers), self._calling.attributes)
         self.num_workers, self.num_envs, self.batch_size = num_workers, num_envs, batch_size
         self._stepping.drop()
         self._set_spaces()
@@ -401,41 +383,16 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mask = None if options is None else take_reset_mask(options, self.num_envs)
         self._stepping.send_reset(self._autoreset.value, seeds, to_plain(options, "options"), mask)
 
-    def _ask(self, messages: Mapping[int, Callable[[int, int], Any]], what: str) -> tuple[Any, ...]:
-        """The values from these workers' envs, in the order of envs."""
+    def _require_idle(self, what: str) -> None:
         self._require_open()
         if self._stepping.has_results_to_come:
             raise EnvBusy(f"workers have results to come: receive them before you {what}")
-        if self._head.has_open_orders:
-            raise EnvBusy(f"a rollout or stream has been begun: finish or close it before you {what}")
-        workers = sorted(messages)
-        try:
-            self._head.issue({worker: (messages[worker], {}) for worker in workers}, Expected(ValuesReady))
-            self._run.wait_for_answers(workers, self._timeout_s)
-        except BaseException:
-            self._head.cancel_open()  # or the answers would be taken for others
-            raise
-        answers = self._run.take(workers).take()
-        return tuple(value for each in answers if isinstance(each.result, list) for value in each.result)
 
     def _require_open(self) -> None:
         if self.closed:
             raise PoolClosed("this cluster was closed; make another one")
         if os.getpid() != self._owner_pid:
             raise PoolClosed(f"this cluster belongs to process {self._owner_pid}; a fork of it must make its own")
-
-
-def _call_message(name: str, args: Any, kwargs: Any) -> Callable[..., Call]:
-    plain_args, plain_kwargs = to_plain(args, "args"), to_plain(kwargs, "kwargs")
-
-    def message(order: int, accepted: int, *, env_ids: list[int] | None) -> Call:
-        return Call(order=order, accepted=accepted, name=name, args=plain_args, kwargs=plain_kwargs, env_ids=env_ids)
-
-    return message
-
-
-def _set_attr_message(name: str, values: Any, order: int, accepted: int) -> SetAttr:
-    return SetAttr(order=order, accepted=accepted, name=name, values=values)
 
 
 def _positive(name: str, seconds: float) -> float:

@@ -166,10 +166,10 @@ class Head:
         with self._socket.aside():
             self.roster.refused(worker, why)
 
-    def revived(self, worker: int, num_revivals: int, problem: str) -> None:
-        """The launcher says that its engine has replaced so many processes of a worker, in all."""
+    def revived(self, worker: int, num_processes: int, problem: str) -> None:
+        """The launcher says that its engine has replaced so many more processes of a worker by itself."""
         with self._socket.aside():
-            self.roster.revived(worker, num_revivals, problem)
+            self.roster.revived(worker, num_processes, problem)
 
     def take_due(self) -> list[tuple[int, bool]]:
         """Workers to be started now; True: it runs, but did not join in time."""

@@ -17,7 +17,7 @@ logger = logging.getLogger("envfleet.cluster")
 
 LOOK_S = 0.1
 LONGEST_CALL_S = 10.0  # of the launcher's engine when the run ends; then nobody waits for it any more
-LOG_WAIT_S = 1.0
+SHORT_WAIT_S = 1.0
 PAUSE_WAIT_S = 90.0  # to submit a job may take a minute
 
 
@@ -51,7 +51,7 @@ class Keeper:
 
     def cancel(self, grace_s: float) -> None:
         """End all workers."""
-        is_ours = self._lock.acquire(timeout=LOG_WAIT_S)  # close() has waited before
+        is_ours = self._lock.acquire(timeout=SHORT_WAIT_S)  # close() has waited before
         try:
             self._job.cancel(grace_s)
         finally:
@@ -64,7 +64,7 @@ class Keeper:
 
     def log(self, worker: int) -> str:
         """The end of what a worker has printed. Whoever asks has an error to tell: he does not wait for it."""
-        if not self._lock.acquire(timeout=LOG_WAIT_S):
+        if not self._lock.acquire(timeout=SHORT_WAIT_S):
             return "(its log cannot be read: the launcher is busy)"
         try:
             return self._job.log(worker)
@@ -114,8 +114,9 @@ class Keeper:
     def _look_at(self, worker: int) -> None:
         before = self._statuses.get(worker)
         status = self._statuses[worker] = self._job.status(worker)
-        if before is not None and status.num_failures > before.num_failures:
-            self._head.revived(worker, status.num_failures, status.detail)
+        num_new = 0 if before is None else status.num_failures - before.num_failures  # a job may count from 0 again
+        if num_new > 0:
+            self._head.revived(worker, num_new, status.detail)
         if status.state is WorkerState.ENDED:
             self._head.ended(worker, status.detail)
         elif status.state is WorkerState.PENDING:

@@ -200,9 +200,9 @@ class Roster:
             self._desks[worker].problem = f"worker {worker}: {why}"
             logger.warning("worker %d will not be run: %s", worker, why)
 
-    def revived(self, worker: int, num_revivals: int, problem: str) -> None:
-        """The launcher's engine has replaced so many processes of a worker by itself, in all."""
-        if self.staffing.revived(worker, num_revivals, problem):
+    def revived(self, worker: int, num_processes: int, problem: str) -> None:
+        """The launcher's engine has replaced so many more processes of a worker by itself."""
+        if self.staffing.revived(worker, num_processes, problem):
             self._desks[worker].problem = f"worker {worker}: {problem}"
             logger.warning("worker %d fails again and again: given up: %s", worker, problem)
 
@@ -216,7 +216,7 @@ class Roster:
         """More workers, or fewer: those that are too many are told to stop. Returns the desks that are new."""
         num_workers = len(config.plans)
         self._config = config
-        for member in self.members[::-1]:
+        for member in self.members:
             if member.worker >= num_workers:
                 self.send(member, encode(Stop(why="the run goes on with fewer workers")))
                 self._membership.leave(member.process)

@@ -34,7 +34,6 @@ class Post:
     is_left_to_engine: bool = False  # the launcher's engine is to start it again: what it says next is no new loss
     is_same_loss: bool = False  # the engine has not done so: that was counted before
     num_refusals: int = 0  # of the launcher's engine to start it, in a row
-    num_revivals: int = 0  # failures that the launcher's engine has put right by itself, as far as it was counted
 
 
 @dataclass(slots=True)
@@ -106,18 +105,17 @@ class Staffing:
         post.stage, post.problem = Stage.GIVEN_UP, problem
         return True
 
-    def revived(self, worker: int, num_revivals: int, problem: str) -> bool:
-        """The engine has replaced so many processes of it, in all. Those that did not even join count as failures.
+    def revived(self, worker: int, num_processes: int, problem: str) -> bool:
+        """The engine has replaced so many more processes of it. Those that did not even join count as failures.
 
         True: they are too many, and the worker is given up.
         """
         post = self.posts[worker]
-        num_new, post.num_revivals = num_revivals - post.num_revivals, num_revivals
-        if num_new <= 0 or post.stage is not Stage.STARTING:
+        if post.stage is not Stage.STARTING:
             return False  # one that had joined is noticed, and counted, when its connection is lost
         if post.is_left_to_engine:
-            num_new, post.is_left_to_engine = num_new - 1, False
-        post.num_failures += num_new
+            num_processes, post.is_left_to_engine = num_processes - 1, False
+        post.num_failures += num_processes
         post.problem = problem
         if post.num_failures <= self.max_restarts:
             return False

@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """What is to be started: `command(worker)` for each of `num_workers`."""
+    """What is to be started: a Python interpreter with `arguments(worker)`, for each of `num_workers`."""
 
     num_workers: int
     argv: tuple[str, ...]  # without the program that runs it; the number of the worker follows

@@ -1,0 +1,36 @@
+"""How fast are the simulators people use, compared with EnvPool's? The rows of MuJoCo, Box2D and Atari.
+
+    python benchmarks/simulators.py                       every row, about fifteen minutes
+    python benchmarks/simulators.py --rows ant-64 pong-16  some rows; otherwise as benchmarks/pool.py, which measures
+"""
+
+from __future__ import annotations
+
+import sys
+
+from atari_workloads import ATARI_WORKLOADS
+from contenders import GYMNASIUM_SYNC
+from native_workloads import async_row, sync_row
+from pool import main
+from workloads import Peer
+
+# EnvPool has a MuJoCo of its own (3.6.0), envfleet the installed one.
+MUJOCO_WORKLOADS = (
+    sync_row("ant-1", "Ant-v5", 1, 1.9, Peer(GYMNASIUM_SYNC)),
+    sync_row("ant-64", "Ant-v5", 64, 1.15),
+    sync_row("ant-256", "Ant-v5", 256, 1.15),
+    async_row("ant-async", "Ant-v5", 64, 1.05),
+    async_row("ant-256-async", "Ant-v5", 256, 1.05),
+    sync_row("halfcheetah", "HalfCheetah-v5", 64, 1.2),
+    async_row("halfcheetah-async", "HalfCheetah-v5", 64, 1.05),
+    sync_row("hopper", "Hopper-v5", 64, 1.2),
+    async_row("hopper-async", "Hopper-v5", 64, 1.05),
+    sync_row("humanoid", "Humanoid-v5", 64, 1.2),
+    async_row("humanoid-async", "Humanoid-v5", 64, 1.05),
+)
+
+# Atari first: its processes are forked before any peer has started threads in this one.
+WORKLOADS = (*ATARI_WORKLOADS, *MUJOCO_WORKLOADS)
+
+if __name__ == "__main__":
+    sys.exit(main("simulators", WORKLOADS))
