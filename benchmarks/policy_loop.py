@@ -109,7 +109,10 @@ class Loop:
         num_calls, policy_s = 0, 0.0
         start_s = clock()
         for obs, env_ids in self._idle:
-            send(act(obs), env_ids)
+            asked_s = clock()
+            actions = act(obs)
+            policy_s += clock() - asked_s
+            send(actions, env_ids)
         self._idle.clear()
         while True:
             obs, _, _, _, info = recv()
