@@ -5,6 +5,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 import envfleet
@@ -64,7 +65,7 @@ def test_the_registered_class_decides_not_the_name(register):
     gymnasium.registry["Wrapped-v0"].additional_wrappers = (
         gymnasium.wrappers.TransformReward.wrapper_spec(func=lambda reward: 2 * reward),
     )
-    register("ByClass-v0", entry_point=gymnasium.envs.classic_control.CartPoleEnv)
+    register("ByClass-v0", entry_point=CartPoleEnv)
     register("Other-v0", entry_point="envfleet.testing:ScriptedEnv")
     gymnasium.registry["CartPole-v1"] = GymnasiumSpec("CartPole-v1", entry_point="envfleet.testing:ScriptedEnv")
     assert {"Long-v0", "ByClass-v0"} <= set(envfleet.registry())

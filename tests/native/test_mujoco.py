@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.simulators import mujoco as native_mujoco
 from envfleet.pool.native import NativeBackend
 from envfleet.pool.process import ProcessBackend
+from envfleet.pool.simulators import mujoco as native_mujoco
 from envfleet.testing.programs import require_equal
 
 pytestmark = [
