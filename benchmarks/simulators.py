@@ -1,7 +1,9 @@
 """How fast are the simulators people use, compared with EnvPool's? The rows of MuJoCo, Box2D and Atari.
 
-    python benchmarks/simulators.py                       every row, about fifteen minutes
-    python benchmarks/simulators.py --rows ant-64 pong-16  some rows; otherwise as benchmarks/pool.py, which measures
+    python benchmarks/simulators.py                        every row, about fifteen minutes
+    python benchmarks/simulators.py --rows ant-64 pong-16  some rows
+
+It measures as benchmarks/pool.py does.
 """
 
 from __future__ import annotations
