@@ -66,12 +66,12 @@ class FramePlayer {
       }
       if (ended || lost_life || frames_left == 0) break;
       if (frames_left == 1) {
-        look(before_last_);
+        look(before_last_, PaletteScreen::kOther);
         saw_before_last = true;
       }
     }
     if (!(ended || lost_life)) {
-      look(last_);
+      look(last_, PaletteScreen::kLast);
       screen_.show(last_.pixels, saw_before_last ? before_last_.pixels : nullptr);
     } else if (saw_before_last) {  // as Gymnasium has it: the frame in which an episode ends is never seen
       screen_.add(before_last_.pixels);
@@ -83,7 +83,7 @@ class FramePlayer {
   /// Before the first step of an episode: show the present frame. Returns the lives.
   long start() {
     lives_ = nb::cast<long>(num_lives_());
-    look(last_);
+    look(last_, PaletteScreen::kLast);
     screen_.show(last_.pixels, nullptr);
     return lives_;
   }
@@ -92,9 +92,9 @@ class FramePlayer {
 
  private:
   /// Read the present screen, and learn the colours that are new.
-  void look(Buffer& buffer) {
+  void look(Buffer& buffer, PaletteScreen::Part part) {
     get_screen_(buffer.array);
-    if (screen_.knows(buffer.pixels)) return;
+    if (screen_.knows(buffer.pixels, part)) return;
     const nb::object colours = get_colours_();
     screen_.learn(buffer.pixels, bytes_of(colours, num_pixels_ * screen_.num_channels(), "colours", false));
   }
