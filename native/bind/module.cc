@@ -55,9 +55,9 @@ NB_MODULE(_native, m) {
 
   envfleet::bind_board(m);
   envfleet::bind_flight(m);
+  envfleet::bind_frame_player(m);
   envfleet::bind_native_model(m);
   envfleet::bind_native_pool(m);
-  envfleet::bind_palette_screen(m);
   m.def("has_nan", &envfleet::has_nan);
   m.def("die_with_parent", &envfleet::die_with_parent, "parent_pid"_a);
 }

@@ -21,8 +21,8 @@ namespace envfleet {
 
 void bind_board(nb::module_& m);
 void bind_flight(nb::module_& m);
+void bind_frame_player(nb::module_& m);
 void bind_native_model(nb::module_& m);
 void bind_native_pool(nb::module_& m);
-void bind_palette_screen(nb::module_& m);
 
 }  // namespace envfleet

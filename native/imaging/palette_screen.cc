@@ -11,11 +11,12 @@ PaletteScreen::PaletteScreen(ImageSize screen, ImageSize image, std::uint32_t nu
       shown_(std::size_t{screen.height} * screen.width * num_channels),
       row_changed_(screen.height, 1),
       image_(std::size_t{image.height} * image.width * num_channels),
-      known_(std::size_t{screen.height} * screen.width),
-      last_(known_),
-      other_(known_),
       resize_(screen, image, num_channels) {
   palette_.fill(kUnknown);
+  for (Shown& part : parts_) {
+    part.indices.resize(std::size_t{screen.height} * screen.width);
+    part.differs.resize(screen.height);
+  }
 }
 
 void PaletteScreen::learn(const std::uint8_t* indices, const std::uint8_t* colours) {
@@ -26,18 +27,16 @@ void PaletteScreen::learn(const std::uint8_t* indices, const std::uint8_t* colou
   }
 }
 
-bool PaletteScreen::knows(const std::uint8_t* indices) {
+bool PaletteScreen::knows(const std::uint8_t* indices, Part part) {
+  Shown& shown = parts_[part];
   const std::size_t width = screen_.width;
-  for (std::size_t start = 0; start < known_.size(); start += width) {
-    if (has_known_ && std::memcmp(indices + start, &known_[start], width) == 0) continue;
-    if (!knows_row(indices + start)) {
-      has_known_ = false;
-      return false;
-    }
-    std::memcpy(&known_[start], indices + start, width);
+  bool is_known = true;
+  for (std::uint32_t y = 0; y < screen_.height; ++y) {
+    const std::size_t start = y * width;
+    shown.differs[y] = !shows_last_ || std::memcmp(indices + start, &shown.indices[start], width) != 0;
+    if (shown.differs[y]) is_known = knows_row(indices + start) && is_known;
   }
-  has_known_ = true;
-  return true;
+  return is_known;
 }
 
 bool PaletteScreen::knows_row(const std::uint8_t* indices) const {
@@ -47,17 +46,19 @@ bool PaletteScreen::knows_row(const std::uint8_t* indices) const {
 }
 
 void PaletteScreen::show(const std::uint8_t* indices, const std::uint8_t* other) {
-  if (other == nullptr) other = indices;
+  if (other == nullptr) {
+    other = indices;
+    knows(other, kOther);
+  }
+  auto& [last_shown, other_shown] = parts_;
   const std::size_t width = screen_.width;
   for (std::uint32_t y = 0; y < screen_.height; ++y) {
+    if (!last_shown.differs[y] && !other_shown.differs[y]) continue;
     const std::size_t start = y * width;
-    const bool is_shown = shows_last_ && std::memcmp(indices + start, &last_[start], width) == 0 &&
-                          std::memcmp(other + start, &other_[start], width) == 0;
-    if (is_shown) continue;
     write_row(indices + start, y, false);
     if (std::memcmp(indices + start, other + start, width) != 0) write_row(other + start, y, true);
-    std::memcpy(&last_[start], indices + start, width);
-    std::memcpy(&other_[start], other + start, width);
+    if (last_shown.differs[y]) std::memcpy(&last_shown.indices[start], indices + start, width);
+    if (other_shown.differs[y]) std::memcpy(&other_shown.indices[start], other + start, width);
   }
   shows_last_ = true;
 }

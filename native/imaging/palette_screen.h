@@ -24,8 +24,11 @@ class PaletteScreen {
   /// Learn the colours of a screen: `colours` is [height, width, channels].
   void learn(const std::uint8_t* indices, const std::uint8_t* colours);
 
-  /// Were all colours of this screen learned? To be asked before it is shown.
-  bool knows(const std::uint8_t* indices);
+  /// Which of the two that are shown together.
+  enum Part { kLast, kOther };
+
+  /// Were all colours of this screen learned? To be asked of each before it is shown, in the same part.
+  bool knows(const std::uint8_t* indices, Part part = kLast);
 
   /// Show a screen or, pixel by pixel, the brighter of two.
   void show(const std::uint8_t* indices, const std::uint8_t* other);
@@ -51,11 +54,13 @@ class PaletteScreen {
   std::vector<std::uint8_t> shown_;         // [height, width, channels]
   std::vector<std::uint8_t> row_changed_;   // [height] since the last image
   std::vector<std::uint8_t> image_;         // the last one
-  // Most rows of a screen are those of the screen before: screens that were seen, so that these rows cost nothing.
-  std::vector<std::uint8_t> known_;         // [height, width]: all its colours are known
-  std::vector<std::uint8_t> last_, other_;  // [height, width]: shown last
-  bool has_known_ = false;
-  bool shows_last_ = false;  // `shown_` is the brighter of `last_` and `other_`
+  // Most rows of a screen are those of the screen before: what was shown last, so that these rows cost nothing.
+  struct Shown {
+    std::vector<std::uint8_t> indices;  // [height, width]
+    std::vector<std::uint8_t> differs;  // [height] from the screen that is to be shown next
+  };
+  std::array<Shown, 2> parts_;
+  bool shows_last_ = false;  // `shown_` is the brighter of both parts
   AreaResize resize_;
 };
 

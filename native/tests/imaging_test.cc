@@ -76,6 +76,11 @@ void rows_that_did_not_change_stay() {
   CHECK(std::all_of(resized.begin() + 24, resized.end(), [](std::uint8_t value) { return value == 7; }));
 }
 
+void look_and_show(PaletteScreen& screen, const Bytes& last, const Bytes& other) {
+  CHECK(screen.knows(other.data(), PaletteScreen::kOther) && screen.knows(last.data(), PaletteScreen::kLast));
+  screen.show(last.data(), other.data());
+}
+
 void a_screen_seen_before_gives_the_same_image() {
   const ImageSize size{30, 24}, small{13, 11};
   for (const std::uint32_t num_channels : {1u, 3u}) {
@@ -91,15 +96,21 @@ void a_screen_seen_before_gives_the_same_image() {
     CHECK(used.knows(second.data()) && used.knows(first.data()));
     PaletteScreen fresh = used;
     Bytes from_used(13 * 11 * num_channels), from_fresh(from_used.size());
+    CHECK(used.knows(second.data()));
     used.show(second.data(), nullptr);
     used.write_image(from_used.data());
+    CHECK(used.knows(first.data()));
     used.show(first.data(), nullptr);
     used.add(second.data());
     used.write_image(from_used.data());
-    fresh.show(second.data(), first.data());
+    look_and_show(fresh, second, first);
     fresh.write_image(from_fresh.data());
     CHECK(from_used == from_fresh);
-    used.show(second.data(), first.data());
+    look_and_show(used, second, first);
+    used.write_image(from_used.data());
+    CHECK(from_used == from_fresh);
+    look_and_show(used, second, second);  // only the other one has changed
+    look_and_show(used, second, first);
     used.write_image(from_used.data());
     CHECK(from_used == from_fresh);
   }

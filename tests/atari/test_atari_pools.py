@@ -13,6 +13,10 @@ from envfleet.testing.programs import require_equal
 
 pytest.importorskip("ale_py", reason="needs envfleet[atari]")
 
+from ale_py import roms
+
+from envfleet.pool.simulators.atari import AtariSettings
+
 MODES = list(envfleet.Autoreset)
 
 
@@ -21,6 +25,8 @@ def test_all_of_ales_games_have_both_names():
     assert len(ids) > 100
     for env_id in ids:
         assert atari_game(env_id) == atari_game(env_id.removeprefix("ALE/")) is not None
+        assert roms.get_rom_path(atari_game(env_id)) is not None
+    assert atari_game("TicTacToe3d-v5") == atari_game("ALE/TicTacToe3D-v5")  # EnvPool's spelling
     assert atari_game("CartPole-v1") is None
     assert atari_game("Ant-v5") is None
     assert atari_game("NoSuchGame-v5") is None
@@ -48,6 +54,75 @@ def test_processes_equal_serial(mode):
             if mode is envfleet.Autoreset.DISABLED and ended.any():
                 options = {"reset_mask": ended}
                 require_equal(pool.reset(options=options), serial.reset(options=options))
+
+
+# One of each size of screen, with paddles and joysticks, with and without FIRE or lives.
+@pytest.mark.parametrize(
+    "game",
+    ["Asterix", "Carnival", "DoubleDunk", "Freeway", "JourneyEscape", "MontezumaRevenge", "Pitfall2", "VideoChess"],
+)
+def test_games_start(game):
+    with envfleet.make(f"{game}-v5", 1, backend="serial") as pool:
+        obs, infos = pool.reset(seed=0)
+        assert obs.shape == (1, 4, 84, 84) and obs.max() > 0
+        ale = pool.get_attr("ale")[0]
+        assert infos["lives"][0] == ale.lives()
+        pool.step(np.zeros(1, np.int64))
+        assert ale.getEpisodeFrameNumber() > 4
+
+
+def test_envpools_names_of_settings():
+    names = {
+        "img_height": 60,
+        "img_width": 80,
+        "gray_scale": False,
+        "stack_num": 2,
+        "frame_skip": 3,
+        "noop_max": 5,
+        "episodic_life": True,
+        "zero_discount_on_life_loss": False,
+        "reward_clip": True,
+        "use_inter_area_resize": True,
+        "use_fire_reset": False,
+        "repeat_action_probability": 0.1,
+        "full_action_space": True,
+    }
+    expected = AtariSettings(
+        screen_size=(80, 60),
+        grayscale_obs=False,
+        stack_num=2,
+        frame_skip=3,
+        noop_max=5,
+        episodic_life=True,
+        reward_clip=True,
+        fire_reset=False,
+        repeat_action_probability=0.1,
+        full_action_space=True,
+    )
+    assert AtariSettings.of(names) == expected
+    assert AtariSettings.of({"img_width": 42}).image_size() == (84, 42)
+    with envfleet.make("Pong-v5", 2, backend="serial", env_kwargs=names) as pool:
+        assert pool.single_observation_space.shape == (2, 60, 80, 3)
+        assert pool.single_action_space.n == 18
+
+
+def test_steps_can_be_limited():
+    """EnvPool's max_episode_steps is an argument of make()."""
+    with envfleet.make("Pong-v5", 1, backend="serial", seed=0, max_episode_steps=3) as pool:
+        pool.reset()
+        truncated = [bool(pool.step(np.zeros(1, np.int64))[3][0]) for _ in range(4)]
+        assert truncated == [False, False, True, False]
+
+
+def test_clipped_rewards_keep_the_games_own_in_info():
+    with envfleet.make("SpaceInvaders-v5", 1, backend="serial", seed=0, env_kwargs={"reward_clip": True}) as pool:
+        pool.reset()
+        for _ in range(500):
+            _, rewards, _, _, infos = pool.step(np.ones(1, np.int64))
+            assert rewards[0] == np.sign(infos["reward"][0])
+            if infos["reward"][0] > 1:
+                break
+        assert infos["reward"][0] in (5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 200.0)
 
 
 def test_asynchronous_batches():
@@ -88,6 +163,11 @@ def test_gymnasiums_spec_stays_gymnasiums():
         ({"stack": 3}, "no setting stack; known: frame_skip"),
         ({"screen_size": (161, 84)}, r"must not be larger than pong's screen, \(160, 210\)"),
         ({"screen_size": "84"}, "screen_size must be"),
+        ({"screen_size": (84, 84.5)}, "screen_size must be"),
+        ({"screen_size": 84, "img_width": 84}, "give one of them"),
+        ({"fire_reset": True, "use_fire_reset": True}, "by our name and by EnvPool's"),
+        ({"zero_discount_on_life_loss": True}, "use episodic_life"),
+        ({"use_inter_area_resize": False}, "always resized by area"),
         ({"terminal_on_life_loss": True, "episodic_life": True}, "exclude each other"),
         ({"repeat_action_probability": 1.0}, "repeat_action_probability"),
     ],

@@ -15,10 +15,17 @@ import numpy as np
 from ale_py import roms
 from gymnasium import spaces
 
-from envfleet._native import PaletteScreen
+from envfleet._native import FramePlayer
 from envfleet.contract.errors import UsageError
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
+
+_ENVPOOL_NAMES = {"gray_scale": "grayscale_obs", "use_fire_reset": "fire_reset"}
+# Settings of EnvPool's that have only one value here, and what to use instead of another one.
+_FIXED = {
+    "zero_discount_on_life_loss": (False, "there are no discounts: use episodic_life, or info['lives']"),
+    "use_inter_area_resize": (True, "images are always resized by area"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +41,7 @@ class AtariSettings:
     terminal_on_life_loss: bool = False  # a lost life ends the episode; the next one is a new game (Gymnasium's)
     episodic_life: bool = False  # a lost life ends the episode; the next one goes on with the game (EnvPool's)
     reward_clip: bool = False  # rewards are -1, 0 or 1; info["reward"] has what the game gave
-    repeat_action_probability: float = (
-        0.0  # at each frame, that of the action before ("sticky"); Gymnasium's v5 has 0.25
-    )
+    repeat_action_probability: float = 0.0  # of the action before, at each frame ("sticky"); Gymnasium's v5 has 0.25
     full_action_space: bool = False  # all 18 actions, also those that mean nothing in this game
     max_num_frames_per_episode: int = 108_000  # then it is truncated; no-ops count; 0: no limit
     mode: int | None = None  # the game's modes and difficulties as ALE numbers them; None: its own defaults
@@ -57,17 +62,29 @@ class AtariSettings:
                 "terminal_on_life_loss (then a new game) and episodic_life (then the same game) exclude each other"
             )
         size = self.screen_size
-        if not (isinstance(size, int) or (isinstance(size, tuple | list) and len(size) == 2)):
+        lengths = size if isinstance(size, tuple | list) and len(size) == 2 else (size,)
+        if not all(isinstance(length, int) for length in lengths):
             raise UsageError(f"screen_size must be a number, or (width, height); got {size!r}")
 
     @classmethod
     def of(cls, kwargs: dict[str, Any]) -> AtariSettings:
-        """From `env_kwargs`; an unknown name is refused with all that are known."""
+        """From `env_kwargs`, by our names or EnvPool's; an unknown name is refused with all that are known."""
         known = [field.name for field in fields(cls)]
-        unknown = [name for name in kwargs if name not in known]
+        given = {_ENVPOOL_NAMES.get(name, name): value for name, value in kwargs.items()}
+        if len(given) < len(kwargs):
+            raise UsageError(f"a setting is given by our name and by EnvPool's: {', '.join(kwargs)}")
+        for name, (value, instead) in _FIXED.items():
+            if given.pop(name, value) != value:
+                raise UsageError(f"{name} can only be {value}: {instead}")
+        size = (given.pop("img_width", None), given.pop("img_height", None))
+        if size != (None, None):
+            if "screen_size" in given:
+                raise UsageError("img_width and img_height are EnvPool's names for screen_size: give one of them")
+            given["screen_size"] = tuple(84 if length is None else length for length in size)
+        unknown = [name for name in given if name not in known]
         if unknown:
             raise UsageError(f"Atari envs have no setting {', '.join(unknown)}; known: {', '.join(known)}")
-        return cls(**kwargs)
+        return cls(**given)
 
     def image_size(self) -> tuple[int, int]:
         """(height, width) of an observation."""
@@ -96,6 +113,7 @@ class AtariEnv(gymnasium.Env[Image, Any]):
 
         is_full = self.settings.full_action_space
         self._actions = self.ale.getLegalActionSet() if is_full else self.ale.getMinimalActionSet()
+        self._buttons = [int(action.value) for action in self._actions]  # found faster by ALE than its enum's
         self._fires = self.settings.fire_reset and ale_py.Action.FIRE in self._actions
         self.action_space = spaces.Discrete(len(self._actions))
 
@@ -106,14 +124,19 @@ class AtariEnv(gymnasium.Env[Image, Any]):
                 f"({screen_size[1]}, {screen_size[0]}); got {self.settings.screen_size}"
             )
         channels = () if self.settings.grayscale_obs else (3,)
-        self._screen = PaletteScreen(screen_size, image_size, 1 if self.settings.grayscale_obs else 3)
-        self._last, self._before_last = np.zeros(screen_size, np.uint8), np.zeros(screen_size, np.uint8)
+        self._player = FramePlayer(
+            self.ale,
+            screen_size,
+            image_size,
+            is_grey=self.settings.grayscale_obs,
+            num_frames=self.settings.frame_skip,
+            lives_count=self.settings.terminal_on_life_loss or self.settings.episodic_life,
+        )
         self._stack = _FrameStack(self.settings.stack_num, (*image_size, *channels))
         self.observation_space = spaces.Box(0, 255, (self.settings.stack_num, *image_size, *channels), np.uint8)
         self.info_columns: dict[str, np.dtype[Any]] = {"lives": np.dtype(np.int64)}
         if self.settings.reward_clip:
             self.info_columns["reward"] = np.dtype(np.float64)
-        self._lives = 0
         self._game_goes_on = False  # the last episode ended with a life, and the next one is to go on from there
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Image, dict[str, Any]]:
@@ -127,46 +150,24 @@ class AtariEnv(gymnasium.Env[Image, Any]):
             goes_on &= not self._press(ale_py.Action.NOOP, seed)
         if self._fires:
             goes_on &= not self._press(ale_py.Action.FIRE, seed)
-        self._lives = self.ale.lives()
-        self._look(self._last)
-        self._screen.show(self._last)
-        obs = self._stack.push(self._screen) if goes_on else self._stack.fill(self._screen)
-        info: dict[str, Any] = {"lives": self._lives}
+        info: dict[str, Any] = {"lives": self._player.start()}
         if self.settings.reward_clip:
             info["reward"] = 0.0
-        return obs, info
+        return self._stack.push(self._player) if goes_on else self._stack.fill(self._player), info
 
     def step(self, action: Any) -> tuple[Image, float, bool, bool, dict[str, Any]]:
         """Repeat the action for `frame_skip` frames, or until the episode ends."""
-        ale, settings = self.ale, self.settings
-        button = self._actions[action]
-        lives_count = settings.terminal_on_life_loss or settings.episodic_life
-        frames_left = settings.frame_skip
-        reward, ended, lost_life, saw_before_last = 0, False, False, False
-        while True:
-            reward += ale.act(button)
-            ended = ale.game_over()
-            frames_left -= 1
-            if lives_count:
-                lives, self._lives = self._lives, ale.lives()
-                lost_life = self._lives < lives
-            if ended or lost_life or frames_left == 0:
-                break
-            if frames_left == 1:
-                self._look(self._before_last)
-                saw_before_last = True
-        if not (ended or lost_life):
-            self._look(self._last)
-            self._screen.show(self._last, self._before_last if saw_before_last else None)
-        elif saw_before_last:  # as Gymnasium has it: the frame in which an episode ends is never seen
-            self._screen.add(self._before_last)
-        terminated = lost_life or (ended and ale.game_over(with_truncation=False))
-        self._game_goes_on = settings.episodic_life and lost_life and not ended
-        info: dict[str, Any] = {"lives": ale.lives()}
-        if settings.reward_clip:
-            info["reward"] = float(reward)
-            reward = (reward > 0) - (reward < 0)
-        return self._stack.push(self._screen), float(reward), terminated, ended and ale.game_truncated(), info
+        reward, ended, lost_life, lives = self._player.play(self._buttons[action])
+        terminated = truncated = False
+        if ended or lost_life:
+            terminated = lost_life or self.ale.game_over(with_truncation=False)
+            truncated = ended and self.ale.game_truncated()
+            self._game_goes_on = self.settings.episodic_life and lost_life and not ended
+        info: dict[str, Any] = {"lives": lives}
+        if self.settings.reward_clip:
+            info["reward"] = reward
+            reward = float((reward > 0.0) - (reward < 0.0))
+        return self._stack.push(self._player), reward, terminated, truncated, info
 
     def render(self) -> Any:
         """The screen in colours, as large as the game has it."""
@@ -205,13 +206,6 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         self._start_game(seed)
         return True
 
-    def _look(self, screen: Image) -> None:
-        """Read the present screen, and learn the colours that are new."""
-        self.ale.getScreen(screen)
-        if not self._screen.knows(screen):
-            grey = self.settings.grayscale_obs
-            self._screen.learn(screen, self.ale.getScreenGrayscale() if grey else self.ale.getScreenRGB())
-
 
 class _FrameStack:
     """The newest images, one behind the other in memory: pushing one moves the others only at the buffer's end."""
@@ -223,20 +217,20 @@ class _FrameStack:
         self._num_images = num_images
         self._newest = num_images - 1
 
-    def push(self, screen: PaletteScreen) -> Image:
-        """Add what the screen shows."""
+    def push(self, player: FramePlayer) -> Image:
+        """Add what the player shows."""
         if self._newest + 1 == len(self._images):
             first, last = self._stacks[self._num_images - 1], self._stacks[self._newest]
             first[:-1] = last[1:]
             self._newest = self._num_images - 2
         self._newest += 1
-        screen.write_image(self._images[self._newest])
+        player.write_image(self._images[self._newest])
         return self._stacks[self._newest]
 
-    def fill(self, screen: PaletteScreen) -> Image:
-        """What the screen shows, as often as there is room."""
+    def fill(self, player: FramePlayer) -> Image:
+        """What the player shows, as often as there is room."""
         self._newest = self._num_images - 1
         stack = self._stacks[self._newest]
-        screen.write_image(self._images[self._newest])
+        player.write_image(self._images[self._newest])
         stack[:-1] = stack[-1]
         return stack

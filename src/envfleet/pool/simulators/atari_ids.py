@@ -10,6 +10,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from envfleet.contract.errors import MissingExtra
 
 NAMESPACE = "ALE/"
+_ENVPOOL_SPELLING = {"TicTacToe3d-v5": "TicTacToe3D-v5"}  # all others are spelled as ALE does
 
 
 def atari_spec(env_id: str) -> GymnasiumSpec | None:
@@ -37,5 +38,5 @@ def atari_game(env_id: str) -> str | None:
         if not is_ale:
             return None
         raise MissingExtra(f"{env_id} needs ale-py: pip install 'envfleet[atari]'") from None
-    registered = gymnasium.registry.get(env_id if is_ale else NAMESPACE + env_id)
+    registered = gymnasium.registry.get(env_id if is_ale else NAMESPACE + _ENVPOOL_SPELLING.get(env_id, env_id))
     return None if registered is None else str(registered.kwargs["game"])
