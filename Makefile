@@ -6,9 +6,10 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h' -o -name '*.cc' -o -name '*.c')
-NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
+NATIVE := $(NATIVE_SOURCES) CMakeLists.txt $(wildcard cmake/*.cmake)
 JOBS := $(shell nproc)
 
+.DELETE_ON_ERROR:
 .PHONY: demo test check sanitize chaos bench bench-cluster bench-sync docs clean
 TEST_JOBS ?= 2
 CHAOS_S ?= 600
@@ -65,8 +66,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 
-$(VENV)/with-%: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'
+# What builds the C++ stays installed: each verb installs its extra, and only the first compiles everything.
+$(VENV)/build-requires: $(BIN)/python pyproject.toml
+	$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' > $@
+	$(BIN)/pip install --quiet --constraint constraints.txt cmake ninja --requirement $@
+
+$(VENV)/with-%: $(VENV)/build-requires constraints.txt $(NATIVE)
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$*]'
 	@touch $@
 
 $(PEERS)/ready: constraints.txt
