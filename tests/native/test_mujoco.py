@@ -288,7 +288,7 @@ def test_arguments_that_are_refused(words, kwargs):
 
 
 def test_another_mujoco_means_processes(monkeypatch, caplog):
-    monkeypatch.setattr(native_mujoco, "_library_version", lambda: "3.9.9")
+    monkeypatch.setattr(native_mujoco, "library_version", lambda: "3.9.9")
     assert "Ant-v5" not in envfleet.registry()
     with caplog.at_level(logging.WARNING, "envfleet.pool"), envfleet.make("InvertedPendulum-v5", 2) as pool:
         assert type(pool._backend) is ProcessBackend

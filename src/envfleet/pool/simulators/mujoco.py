@@ -39,7 +39,7 @@ _COMPUTED = (
 def is_available() -> bool:
     """Can native envs on MuJoCo be made here?"""
     try:
-        return importlib.metadata.version("mujoco") == _library_version()
+        return importlib.metadata.version("mujoco") == library_version()
     except importlib.metadata.PackageNotFoundError:
         return False
 
@@ -55,7 +55,7 @@ def load() -> None:
         if (text := advice(error)) is not None:
             raise UsageError(text) from error
         raise
-    compiled_for, found = _library_version(), mujoco.mj_versionString()
+    compiled_for, found = library_version(), mujoco.mj_versionString()
     if compiled_for is None:
         raise NotNative("this build of EnvFleet has no native environments on MuJoCo: it was made without mujoco-core")
     if found != compiled_for:
@@ -85,7 +85,8 @@ def _library_path() -> Path | None:
     return next(iter(sorted(Path(str(_native.__file__)).parent.glob(_LIBRARY))), None)
 
 
-def _library_version() -> str | None:
+def library_version() -> str | None:
+    """The MuJoCo that the native envs are compiled for; None: there are none."""
     path = _library_path()
     return None if path is None else path.stem.partition("-")[2]
 
