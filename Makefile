@@ -6,7 +6,7 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h' -o -name '*.cc' -o -name '*.c')
-NATIVE := $(NATIVE_SOURCES) CMakeLists.txt
+NATIVE := $(NATIVE_SOURCES) CMakeLists.txt $(wildcard cmake/*.cmake)
 JOBS := $(shell nproc)
 
 .PHONY: demo test check sanitize chaos bench bench-cluster bench-sync docs clean

@@ -39,6 +39,7 @@ class Twin:
     native_kwargs: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
     while_building: Callable[[], AbstractContextManager[None]] = nullcontext  # an instance of the class
     advice: Callable[[Exception], str | None] = lambda error: None  # what to do, if the instance raises this
+    metadata: dict[str, Any] | None = None  # the class's own, if the class may be missing where the native env is not
 
 
 def _reads(state: np.dtype[Any], give_state: Callable[[Any, np.void], None]) -> Callable[[Any, bytes], None]:
