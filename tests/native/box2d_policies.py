@@ -1,11 +1,15 @@
 """Policies for environments on Box2D, the same for Gymnasium's and for the native ones."""
 
+import warnings
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
-from gymnasium.envs.box2d.bipedal_walker import BipedalWalkerHeuristics
-from gymnasium.envs.box2d.lunar_lander import heuristic
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the wheel is made by SWIG, and crashes where its DeprecationWarning is an error
+    from gymnasium.envs.box2d.bipedal_walker import BipedalWalkerHeuristics
+    from gymnasium.envs.box2d.lunar_lander import heuristic
 
 
 def random_lander(seed):

@@ -99,7 +99,7 @@ def test_first_steps_of_the_walker(env_id):
         pool.reset(seed=5), reference.reset(seed=5)
         for actions in sampled_actions(pool, 5, seed=1):
             ours, theirs = pool.step(actions), reference.step(actions)
-            for part, atol in ((HULL, 0.02), (ANGLES, 0.1), (LIDAR, 0.01)):
+            for part, atol in ((HULL, 0.05), (ANGLES, 0.1), (LIDAR, 0.02)):
                 np.testing.assert_allclose(ours[0][:, part], theirs[0][:, part], atol=atol)
             np.testing.assert_allclose(ours[1], theirs[1], atol=0.3)
     reference.close()
@@ -228,16 +228,23 @@ def test_a_restored_env_goes_on_alike(env_id, kwargs):
 
 @needs_native
 def test_episodes_longer_than_a_state_holds():
-    with make("BipedalWalker-v3", 1, max_episode_steps=-1) as pool:
+    num_envs, limit = 10, 2000
+    with make("BipedalWalker-v3", num_envs, max_episode_steps=-1) as pool:
+        actions = sampled_actions(pool, limit + 2, seed=0)
         pool.reset(seed=0)
-        still = np.zeros((1, 4), np.float32)
-        for _ in range(2000):
-            assert not pool.step(still)[2].any()
-        at_the_limit = pool.get_state()
-        assert_array_equal(pool.step(still)[0], (pool.set_state(at_the_limit), pool.step(still)[0])[1])
+        has_ended = np.zeros(num_envs, bool)
+        for step in actions[:limit]:
+            has_ended |= pool.step(step)[2]
+        long_lived = int(np.flatnonzero(~has_ended)[0])  # walkers that sit on their legs
+        at_the_limit = pool.get_state([long_lived])
+        obs = np.array(pool.step(actions[limit])[0][long_lived])
+        beyond = pool.get_state([long_lived])
+        expected = np.array(pool.step(actions[limit + 1])[0][long_lived])
         with pytest.raises(ValueError, match="2001 steps.*up to step 2000"):
-            pool.set_state(pool.get_state())
-        assert_array_equal(pool.step(still)[2], [False])  # nothing was changed
+            pool.set_state(beyond, [long_lived])
+        pool.set_state(at_the_limit, [long_lived])
+        assert_array_equal(pool.step(actions[limit])[0][long_lived], obs)
+        assert_array_equal(pool.step(actions[limit + 1])[0][long_lived], expected)
 
 
 # -- options and what goes wrong --
@@ -261,7 +268,7 @@ def test_wind_beyond_what_is_recommended(name, value):
 
 @needs_native
 @pytest.mark.parametrize(
-    "kwargs", [{"gravity": np.float32(-9)}, {"enable_wind": 1}, {"continuous": "yes"}, {"wind_power": np.inf}]
+    "kwargs", [{"enable_wind": 1}, {"continuous": "yes"}, {"wind_power": np.inf}, {"turbulence_power": 2e6}]
 )
 @pytest.mark.filterwarnings("ignore:.*recommended")
 def test_what_only_python_can_do_runs_in_processes(kwargs):
@@ -357,10 +364,10 @@ for backend in ("auto", "native"):
 
 @needs_native
 @pytest.mark.parametrize(
-    ("env_id", "kwargs"),
-    [("LunarLander-v3", {}), ("LunarLanderContinuous-v3", WIND), ("BipedalWalkerHardcore-v3", {})],
+    ("env_id", "kwargs", "share"),
+    [("LunarLander-v3", {}, 0.001), ("LunarLanderContinuous-v3", WIND, 0.001), ("BipedalWalkerHardcore-v3", {}, 0.02)],
 )
-def test_pictures_are_gymnasiums(env_id, kwargs):
+def test_pictures_are_gymnasiums(env_id, kwargs, share):
     """Flames of the engines and the walker's lidar included; a body may be a pixel off."""
     reference = gymnasium.make(env_id, render_mode="rgb_array", **kwargs)
     with make(env_id, 2, env_kwargs=kwargs, render_mode="rgb_array") as pool:
@@ -373,8 +380,8 @@ def test_pictures_are_gymnasiums(env_id, kwargs):
             theirs = reference.render()
             ours, neighbour = pool.render()
             assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-            assert np.mean(np.any(ours != theirs, axis=-1)) < 0.002
-            assert np.mean(np.any(neighbour != theirs, axis=-1)) > 0.01
+            assert np.mean(np.any(ours != theirs, axis=-1)) < share
+            assert np.mean(np.any(neighbour != theirs, axis=-1)) > 2 * share
     reference.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -59,8 +60,11 @@ def _why_not_loaded() -> str | None:
 
 @contextmanager
 def _while_building() -> Iterator[None]:
-    """Gymnasium's class draws, and it needs the wheel."""
+    """Gymnasium's class draws, and it needs the wheel, which crashes where its DeprecationWarnings are errors."""
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            importlib.import_module("gymnasium.envs.box2d")
         yield
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(
