@@ -26,7 +26,7 @@ ENVPOOL_THREADS = (1, 2)  # targets are set for 2 cores
 
 
 def _sync_row(
-    name: str, env_id: str, num_envs: int, envpool_target: float, *others: Peer, gymnasium_id: str | None = None
+    name: str, env_id: str, num_envs: int, envpool_target: float | None, *others: Peer, gymnasium_id: str | None = None
 ) -> Workload:
     rivals = [
         Peer(envpool_sync(env_id, num_threads), envpool_target)
@@ -84,4 +84,8 @@ NATIVE_WORKLOADS = (
     _async_row("hopper-async", "Hopper-v5", 64, 1.05),
     _sync_row("humanoid", "Humanoid-v5", 64, 1.2),
     _async_row("humanoid-async", "Humanoid-v5", 64, 1.05),
+    # EnvPool has Box2D 2.3.0 in itself, as Gymnasium's wheel; envfleet runs the system's 2.4.1.
+    _sync_row("lunarlander", "LunarLander-v3", 64, 1.1),
+    _async_row("lunarlander-async", "LunarLander-v3", 64, 1.05),
+    _sync_row("bipedalwalker", "BipedalWalker-v3", 64, None),
 )

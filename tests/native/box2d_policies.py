@@ -12,6 +12,9 @@ with warnings.catch_warnings():
     from gymnasium.envs.box2d.lunar_lander import heuristic
 
 
+WALKER_NOISE = 0.1
+
+
 def random_lander(seed):
     rng = np.random.default_rng(seed)
     return lambda obs: int(rng.integers(4))
@@ -38,8 +41,9 @@ def random_walker(seed):
 
 
 def good_walker(seed):
-    walker = BipedalWalkerHeuristics()
-    return lambda obs: walker.step_heuristic(obs).astype(np.float32)
+    """With noise: without it every episode of an env is nearly the same one, and hangs on how it begins."""
+    walker, rng = BipedalWalkerHeuristics(), np.random.default_rng(seed)
+    return lambda obs: (walker.step_heuristic(obs) + rng.normal(0, WALKER_NOISE, 4)).clip(-1, 1).astype(np.float32)
 
 
 @dataclass(frozen=True)

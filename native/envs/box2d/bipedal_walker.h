@@ -99,6 +99,7 @@ class BipedalWalkerTask {
       const float sign = command[i] > 0 ? 1.0f : command[i] < 0 ? -1.0f : 0.0f;
       joints_[i]->SetMotorSpeed(speed * sign);
       joints_[i]->SetMaxMotorTorque(kMotorsTorque * effort(command[i]));
+      limit_as_before(joints_[i]);
     }
     stage.world->Step(static_cast<float>(1.0 / kFramesPerS), kVelocityIterations, kPositionIterations);
     look(*stage.world);

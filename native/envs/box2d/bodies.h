@@ -138,6 +138,14 @@ inline b2RevoluteJoint* add_hinge(b2World& world, const Hinge& hinge) {
   return static_cast<b2RevoluteJoint*>(world.CreateJoint(&def));
 }
 
+/// Makes the limits of a joint act as in Box2D 2.3, which Gymnasium runs: in a step that begins beyond them, and in no
+/// other. From 2.4 on a joint slows down before it reaches them; the walker would then stand up in another way, and
+/// landers would come to rest later.
+inline void limit_as_before(b2RevoluteJoint* joint) {
+  const float angle = joint->GetJointAngle();
+  joint->EnableLimit(angle <= joint->GetLowerLimit() || angle >= joint->GetUpperLimit());
+}
+
 /// Box2D fills a table when the first contact of a program comes up. That must not happen on two threads at once.
 inline void prepare_box2d() {
   static std::once_flag once;
