@@ -5,9 +5,6 @@ spaces, draws and worlds, the same flight before the first contact (nearly), and
 episodes as far as statistics can tell.
 """
 
-import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
@@ -244,7 +241,7 @@ def test_episodes_longer_than_a_state_holds():
         obs = np.array(pool.step(actions[limit])[0][long_lived])
         beyond = pool.get_state([long_lived])
         expected = np.array(pool.step(actions[limit + 1])[0][long_lived])
-        with pytest.raises(ValueError, match="2001 steps.*up to step 2000"):
+        with pytest.raises(ValueError, match=r"2001 steps.*up to step 2000"):
             pool.set_state(beyond, [long_lived])
         pool.set_state(at_the_limit, [long_lived])
         assert_array_equal(pool.step(actions[limit])[0][long_lived], obs)
@@ -293,74 +290,6 @@ def test_strong_wind_and_great_actions_do_no_harm():
         pool.reset(seed=0)
         for _ in range(200):
             assert np.isfinite(pool.step(np.full((4, 4), -np.inf, np.float32))[0]).all()
-
-
-def test_without_the_library_processes_run_it(monkeypatch, caplog):
-    monkeypatch.setattr(native_box2d, "_LIBRARY", "libnot_built.so")
-    assert not set(IDS) & set(envfleet.registry())
-    with pytest.raises(envfleet.UsageError, match="backend='native' cannot be had.*made without Box2D"):
-        make("LunarLander-v3", 2)
-    with caplog.at_level(logging.INFO), envfleet.make("LunarLander-v3", 2) as pool:
-        assert isinstance(pool._backend, ProcessBackend)
-        pool.reset(seed=0)
-        pool.step(pool.action_space.sample())
-    assert "libbox2d-dev" in caplog.text
-
-
-def test_a_library_that_cannot_be_loaded_is_a_warning(monkeypatch, caplog, tmp_path):
-    """As if libbox2d.so.2 had been removed after the build."""
-    broken = tmp_path / "libenvfleet_box2d.so"
-    broken.write_bytes(b"not a library")
-    monkeypatch.setattr(native_box2d, "_library_path", lambda: broken)
-    native_box2d._why_not_loaded.cache_clear()
-    try:
-        with envfleet.make("BipedalWalker-v3", 1) as pool:
-            assert isinstance(pool._backend, ProcessBackend)
-    finally:
-        native_box2d._why_not_loaded.cache_clear()
-    assert [record.levelno for record in caplog.records if "Box2D" in record.getMessage()] == [logging.WARNING]
-
-
-WITHOUT_WHEEL = """
-import sys
-sys.modules["Box2D"] = None  # as if it were not installed
-import importlib.util, envfleet
-from envfleet.pool.simulators import box2d
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "Box2D" else find(name, *rest)
-"""
-
-
-def run_without_wheel(program):
-    done = subprocess.run([sys.executable, "-c", WITHOUT_WHEEL + program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@needs_native
-def test_native_envs_need_no_wheel():
-    program = """
-with envfleet.make("LunarLander-v3", 2, render_mode="rgb_array") as pool:
-    pool.reset(seed=0)
-    pool.step(pool.action_space.sample())
-    try:
-        pool.render()
-    except envfleet.MissingExtra as error:
-        print(error)
-"""
-    assert "'envfleet[box2d]'" in run_without_wheel(program)
-
-
-def test_neither_library_nor_wheel():
-    program = """
-box2d._LIBRARY = "libnot_built.so"
-for backend in ("auto", "native"):
-    try:
-        envfleet.make("LunarLander-v3", 2, backend=backend)
-    except envfleet.MissingExtra as error:
-        print(error)
-"""
-    assert run_without_wheel(program).count("'envfleet[box2d]'") == 2
 
 
 # -- rendering --

@@ -57,6 +57,13 @@ class TouchSensor final : public b2ContactListener {
   std::array<bool, 2> is_down_{};
 };
 
+inline bool is_anything_touched(const b2World& world) {
+  for (const b2Contact* contact = world.GetContactList(); contact != nullptr; contact = contact->GetNext()) {
+    if (contact->IsTouching()) return true;
+  }
+  return false;
+}
+
 inline b2PolygonShape polygon(std::initializer_list<std::pair<double, double>> corners) {
   b2Vec2 points[b2_maxPolygonVertices];
   int32 num_points = 0;

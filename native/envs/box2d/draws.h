@@ -1,5 +1,5 @@
-// Draws: random numbers that are noted. A b2World cannot be copied, but what came from outside since it was made, random
-// numbers and actions, brings it again, to the last bit.
+// Draws: random numbers that are noted. A b2World cannot be copied, but what came from outside since it was made,
+// random numbers and actions, brings it again, to the last bit.
 #pragma once
 
 #include <cstddef>

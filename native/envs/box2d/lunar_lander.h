@@ -54,9 +54,7 @@ class LunarLanderTask {
   };
   using Shown = std::array<double, 3 * 6 + 4 + 2 + 3 * kTrailLength>;
 
-  static constexpr std::size_t max_draws(std::size_t num_steps) {
-    return kNumHeights + 2 + 2 + 2 * (num_steps + 1);
-  }
+  static constexpr std::size_t max_draws(std::size_t num_steps) { return kNumHeights + 2 + 2 + 2 * (num_steps + 1); }
 
   static Command command(const Model& model, Action action) {
     if (model.continuous) return {action.leaf<float>()[0], action.leaf<float>()[1]};
@@ -90,15 +88,14 @@ class LunarLanderTask {
       b2Body* leg = add_part(world, {side < 0 ? Role::kFirstFoot : Role::kSecondFoot, 0x0020, 1.0f},
                              box(kLegW / kScale, kLegH / kScale), vec(x - side * kLegAway / kScale, y),
                              static_cast<float>(side * 0.05));
-      joints_[side < 0 ? 0 : 1] =
-          add_hinge(world, {.a = lander_,
-                        .b = leg,
-                        .anchor_a = vec(0, 0),
-                        .anchor_b = vec(side * kLegAway / kScale, kLegDown / kScale),
-                        .torque = kLegSpringTorque,
-                        .speed = 0.3 * side,
-                        .lower = side < 0 ? 0.9 - 0.5 : -0.9,
-                        .upper = side < 0 ? 0.9 : -0.9 + 0.5});
+      joints_[side < 0 ? 0 : 1] = add_hinge(world, {.a = lander_,
+                                                    .b = leg,
+                                                    .anchor_a = vec(0, 0),
+                                                    .anchor_b = vec(side * kLegAway / kScale, kLegDown / kScale),
+                                                    .torque = kLegSpringTorque,
+                                                    .speed = 0.3 * side,
+                                                    .lower = side < 0 ? 0.9 - 0.5 : -0.9,
+                                                    .upper = side < 0 ? 0.9 : -0.9 + 0.5});
       legs_[side < 0 ? 0 : 1] = leg;
     }
     step(model, stage, {0.0f, 0.0f}, draws);
@@ -111,8 +108,8 @@ class LunarLanderTask {
     const Thrust thrust = thrust_of(model, command);
     fire(thrust, draws);
     for (b2RevoluteJoint* joint : joints_) limit_as_before(joint);
-    // Near the ground Box2D 2.4 needs more iterations to come as close as 2.3 does: with as many, the legs are softer.
-    const int num_iterations = stage.world->GetContactCount() > 0 ? 3 * kVelocityIterations : kVelocityIterations;
+    // On the ground Box2D 2.4 needs more iterations to come as close as 2.3 does: with as many, the legs are softer.
+    const int num_iterations = is_anything_touched(*stage.world) ? 3 * kVelocityIterations : kVelocityIterations;
     stage.world->Step(static_cast<float>(1.0 / kFramesPerS), num_iterations, kPositionIterations);
     return judge(stage, thrust);
   }

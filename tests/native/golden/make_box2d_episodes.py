@@ -1,6 +1,6 @@
 """Play the episodes of box2d_policies.TRIALS with Gymnasium's envs, and write their returns and lengths.
 
-    python tests/native/golden/make_box2d_episodes.py     # some minutes; writes box2d_episodes.npz beside this file
+python tests/native/golden/make_box2d_episodes.py     # some minutes; writes box2d_episodes.npz beside this file
 """
 
 import sys

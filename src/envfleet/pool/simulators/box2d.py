@@ -80,9 +80,7 @@ def _lunar_lander_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name, most in (("wind_power", 20.0), ("turbulence_power", 2.0)):
         value = kwargs.get(name, 0.0)
         if isinstance(value, (int, float)) and not 0.0 <= value <= most:
-            gymnasium_logger.warn(
-                f"{name} value is recommended to be between 0.0 and {most}, (current value: {value})"
-            )
+            gymnasium_logger.warn(f"{name} value is recommended to be between 0.0 and {most}, (current value: {value})")
     return kwargs
 
 
