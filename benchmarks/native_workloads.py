@@ -85,7 +85,7 @@ NATIVE_WORKLOADS = (
     _sync_row("humanoid", "Humanoid-v5", 64, 1.2),
     _async_row("humanoid-async", "Humanoid-v5", 64, 1.05),
     # EnvPool has Box2D 2.3.0 in itself, as Gymnasium's wheel; envfleet runs the system's 2.4.1.
-    _sync_row("lunarlander", "LunarLander-v3", 64, 1.1),
-    _async_row("lunarlander-async", "LunarLander-v3", 64, 1.05),
+    _sync_row("lunarlander-native", "LunarLander-v3", 64, 1.1),
+    _async_row("lunarlander-native-async", "LunarLander-v3", 64, 1.05),
     _sync_row("bipedalwalker", "BipedalWalker-v3", 64, None),
 )
