@@ -26,7 +26,7 @@ ENVPOOL_THREADS = (1, 2)  # targets are set for 2 cores
 
 
 def sync_row(
-    name: str, env_id: str, num_envs: int, envpool_target: float, *others: Peer, gymnasium_id: str | None = None
+    name: str, env_id: str, num_envs: int, envpool_target: float | None, *others: Peer, gymnasium_id: str | None = None
 ) -> Workload:
     rivals = [
         Peer(envpool_sync(env_id, num_threads), envpool_target)

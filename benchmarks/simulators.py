@@ -31,8 +31,15 @@ MUJOCO_WORKLOADS = (
     async_row("humanoid-async", "Humanoid-v5", 64, 1.05),
 )
 
+# EnvPool has Box2D 2.3.0 in itself, as Gymnasium's wheel; envfleet runs the system's 2.4.1.
+BOX2D_WORKLOADS = (
+    sync_row("lunarlander-native", "LunarLander-v3", 64, 1.1),
+    async_row("lunarlander-native-async", "LunarLander-v3", 64, 1.05),
+    sync_row("bipedalwalker", "BipedalWalker-v3", 64, None),
+)
+
 # Atari first: its processes are forked before any peer has started threads in this one.
-WORKLOADS = (*ATARI_WORKLOADS, *MUJOCO_WORKLOADS)
+WORKLOADS = (*ATARI_WORKLOADS, *MUJOCO_WORKLOADS, *BOX2D_WORKLOADS)
 
 if __name__ == "__main__":
     sys.exit(main("simulators", WORKLOADS))

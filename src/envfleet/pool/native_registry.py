@@ -16,10 +16,11 @@ from envfleet._native import NativeModel
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
 from envfleet.pool.native_plugins import plugin_names
+from envfleet.pool.simulators.box2d import BOX2D_TWINS
 from envfleet.pool.simulators.mujoco import MUJOCO_TWINS
 from envfleet.pool.twins import OLDER_IDS, TWINS, NotNative, Twin
 
-_TWINS = {twin.entry_point: twin for twin in (*TWINS, *MUJOCO_TWINS)}
+_TWINS = {twin.entry_point: twin for twin in (*TWINS, *BOX2D_TWINS, *MUJOCO_TWINS)}
 _RENDER_MODES = (None, "rgb_array", "ansi", "depth_array", "rgbd_tuple")  # the others want to draw at every step
 
 
@@ -89,8 +90,7 @@ def _choose_twin(
     if spec.additional_wrappers:
         raise NotNative(f"{spec.id} is registered with wrappers, which need a Python env")
     model = _model(twin.native, twin.native_kwargs(kwargs))
-    creator: Any = load_env_creator(twin.entry_point)
-    metadata = dict(creator.metadata)
+    metadata = dict(twin.metadata or _class_of(twin).metadata)
     if model.step_s > 0:
         metadata.setdefault("render_fps", int(np.round(1.0 / model.step_s)))
     if render_mode is not None and render_mode not in metadata["render_modes"]:
@@ -106,6 +106,10 @@ def _choose_twin(
         gymnasium_spec=spec,
         twin=twin,
     )
+
+
+def _class_of(twin: Twin) -> Any:
+    return load_env_creator(twin.entry_point)
 
 
 def _model(name: str, kwargs: dict[str, Any]) -> NativeModel:

@@ -41,6 +41,7 @@ class Twin:
     while_drawing: Callable[[Any], AbstractContextManager[None]] = nullcontext  # the instance renders
     before_closing: Callable[[Any], None] = lambda env: None
     advice: Callable[[Exception], str | None] = lambda error: None  # what to do, if the instance raises this
+    metadata: dict[str, Any] | None = None  # the class's own, if the class may be missing where the native env is not
 
 
 def _reads(state: np.dtype[Any], give_state: Callable[[Any, np.void], None]) -> Callable[[Any, bytes], None]:

@@ -1,0 +1,43 @@
+"""Play the episodes of box2d_policies.TRIALS with Gymnasium's envs, and write their returns and lengths.
+
+python tests/native/golden/make_box2d_episodes.py     # some minutes; writes box2d_episodes.npz beside this file
+"""
+
+import sys
+from multiprocessing import Pool
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from box2d_policies import TRIALS
+
+RESULT = Path(__file__).with_name("box2d_episodes.npz")
+
+
+def play(trial):
+    env = gymnasium.make(trial.env_id, max_episode_steps=trial.max_episode_steps, **trial.env_kwargs)
+    returns, lengths = [], []
+    for seed in range(trial.num_episodes):
+        obs, _ = env.reset(seed=seed)
+        policy = trial.make_policy(seed)
+        total, length, has_ended = 0.0, 0, False
+        while not has_ended:
+            obs, reward, terminated, truncated, _ = env.step(policy(obs))
+            total += reward
+            length += 1
+            has_ended = terminated or truncated
+        returns.append(total)
+        lengths.append(length)
+    env.close()
+    return {f"{trial}/returns": np.array(returns, np.float32), f"{trial}/lengths": np.array(lengths, np.int32)}
+
+
+if __name__ == "__main__":
+    with Pool(2) as workers:
+        columns = {}
+        for each in workers.imap(play, TRIALS, chunksize=1):
+            columns |= each
+            print(", ".join(f"{name}: mean {values.mean():.2f}" for name, values in each.items()), flush=True)
+    np.savez_compressed(RESULT, **columns)
