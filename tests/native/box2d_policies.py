@@ -13,6 +13,8 @@ with warnings.catch_warnings():
 
 
 WALKER_NOISE = 0.1
+# Of the first episode. The numbers of iterations were chosen on seeds 0 to 499; these are other episodes.
+FIRST_SEED = 10_000
 
 
 def random_lander(seed):

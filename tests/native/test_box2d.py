@@ -10,7 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from box2d_policies import TRIALS, WIND
+from box2d_policies import FIRST_SEED, TRIALS, WIND
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal
 
@@ -103,9 +103,9 @@ def test_first_steps_of_the_walker(env_id):
 
 
 def play(trial, num_at_once=25):
-    """Returns and lengths of the episodes with seeds 0, 1, ..."""
+    """Returns and lengths of the episodes."""
     returns, lengths = np.zeros(trial.num_episodes), np.zeros(trial.num_episodes, int)
-    seeds = list(range(num_at_once))  # the episode that each env plays
+    numbers = np.arange(num_at_once)  # of the episode that each env plays
     is_played = np.zeros(trial.num_episodes, bool)
     with make(
         trial.env_id,
@@ -114,21 +114,21 @@ def play(trial, num_at_once=25):
         max_episode_steps=trial.max_episode_steps,
         autoreset_mode=AutoresetMode.DISABLED,
     ) as pool:
-        obs = pool.reset(seed=seeds)[0]
-        policies = [trial.make_policy(seed) for seed in seeds]
+        obs = pool.reset(seed=(FIRST_SEED + numbers).tolist())[0]
+        policies = [trial.make_policy(FIRST_SEED + number) for number in numbers]
         while not is_played.all():
             actions = np.array([policy(row) for policy, row in zip(policies, obs, strict=True)])
             obs, rewards, terminated, truncated, _ = pool.step(actions)
-            counts = ~is_played[seeds]  # at the end some envs play episodes again
-            np.add.at(returns, np.array(seeds)[counts], rewards[counts])
-            np.add.at(lengths, np.array(seeds)[counts], 1)
+            counts = ~is_played[numbers]  # at the end some envs play episodes again
+            np.add.at(returns, numbers[counts], rewards[counts])
+            np.add.at(lengths, numbers[counts], 1)
             ended = terminated | truncated
             if ended.any():
+                is_played[numbers[ended]] = True
                 for env_id in np.flatnonzero(ended):
-                    is_played[seeds[env_id]] = True
-                    seeds[env_id] = (seeds[env_id] + num_at_once) % trial.num_episodes
-                    policies[env_id] = trial.make_policy(seeds[env_id])
-                obs = pool.reset(seed=seeds, options={"reset_mask": ended})[0]
+                    numbers[env_id] = (numbers[env_id] + num_at_once) % trial.num_episodes
+                    policies[env_id] = trial.make_policy(FIRST_SEED + numbers[env_id])
+                obs = pool.reset(seed=(FIRST_SEED + numbers).tolist(), options={"reset_mask": ended})[0]
     return returns, lengths
 
 

@@ -109,7 +109,7 @@ class LunarLanderTask {
     fire(thrust, draws);
     for (b2RevoluteJoint* joint : joints_) limit_as_before(joint);
     // On the ground Box2D 2.4 needs more iterations to come as close as 2.3 does: with as many, the legs are softer.
-    const int num_iterations = is_anything_touched(*stage.world) ? 2 * kVelocityIterations : kVelocityIterations;
+    const int num_iterations = is_anything_touched(*stage.world) ? 3 * kVelocityIterations : kVelocityIterations;
     stage.world->Step(static_cast<float>(1.0 / kFramesPerS), num_iterations, kPositionIterations);
     return judge(stage, thrust);
   }

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from box2d_policies import TRIALS
+from box2d_policies import FIRST_SEED, TRIALS
 
 RESULT = Path(__file__).with_name("box2d_episodes.npz")
 
@@ -19,7 +19,7 @@ RESULT = Path(__file__).with_name("box2d_episodes.npz")
 def play(trial):
     env = gymnasium.make(trial.env_id, max_episode_steps=trial.max_episode_steps, **trial.env_kwargs)
     returns, lengths = [], []
-    for seed in range(trial.num_episodes):
+    for seed in range(FIRST_SEED, FIRST_SEED + trial.num_episodes):
         obs, _ = env.reset(seed=seed)
         policy = trial.make_policy(seed)
         total, length, has_ended = 0.0, 0, False
