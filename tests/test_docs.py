@@ -15,7 +15,7 @@ def test_readme_examples_run(block):
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
-@pytest.mark.parametrize("script", ["pool", "cluster", "sync"])
+@pytest.mark.parametrize("script", ["pool", "simulators", "time_shares", "policy_loop", "cluster", "sync"])
 def test_the_benchmark_tables_are_the_scripts(script):
     between = re.search(rf"<!-- begin: benchmarks/{script}.py -->\n(.*?)<!-- end", README, re.DOTALL).group(1)
     assert between.strip() == (ROOT / "benchmarks" / "results" / f"{script}.md").read_text().strip()
