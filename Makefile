@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
-OLDER_MUJOCO := .venv-older-mujoco
+OTHERS := .venv-others
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h' -o -name '*.cc' -o -name '*.c')
@@ -11,7 +11,7 @@ NATIVE := $(NATIVE_SOURCES) CMakeLists.txt $(wildcard cmake/*.cmake)
 JOBS := $(shell nproc)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-older-mujoco check sanitize chaos bench bench-cluster bench-sync docs clean
+.PHONY: demo test test-others check sanitize chaos bench bench-cluster bench-sync docs clean
 TEST_JOBS ?= 2
 CHAOS_S ?= 600
 CHAOS_SEED ?= 1
@@ -24,9 +24,10 @@ demo: $(VENV)/with-demo
 test: $(VENV)/with-test build/native/plain/passed
 	$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadgroup --cov --cov-report=term:skip-covered
 
-# dm_control does not know MuJoCo 4: with MuJoCo 3, it and Gymnasium's tasks run in processes.
-test-older-mujoco: $(OLDER_MUJOCO)/ready
-	$(OLDER_MUJOCO)/bin/python -m pytest tests/pool/test_dm_control.py tests/pool/test_older_mujoco.py
+# What does not go with the rest has an environment of its own: dm_control and MuJoCo 3, EnvPool, a build without Box2D.
+test-others: $(OTHERS)/ready
+	$(OTHERS)/bin/python -m pytest tests/pool/test_dm_control.py tests/pool/test_older_mujoco.py \
+		tests/pool/test_envpool_tasks.py tests/cluster/test_vector_on_workers.py tests/native/test_box2d_missing.py
 
 check: $(VENV)/with-check
 	$(BIN)/ruff check .
@@ -63,7 +64,7 @@ docs: $(VENV)/with-docs
 	@echo "written: build/docs/index.html"
 
 clean:
-	rm -rf build dist runs $(VENV) $(PEERS) $(OLDER_MUJOCO) .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist runs $(VENV) $(PEERS) $(OTHERS) .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # -- what they need --
 
@@ -81,9 +82,11 @@ $(VENV)/with-%: $(VENV)/build-requires constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$*]'
 	@touch $@
 
-$(OLDER_MUJOCO)/ready: pyproject.toml constraints.txt $(NATIVE)
-	$(PYTHON) -m venv $(OLDER_MUJOCO)
-	$(OLDER_MUJOCO)/bin/pip install --quiet --constraint constraints.txt '.[dm-control]' imageio pytest pytest-timeout pytest-xdist
+$(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv $(OTHERS)
+	$(OTHERS)/bin/pip install --quiet --constraint constraints.txt \
+		--config-settings=cmake.define.ENVFLEET_BOX2D=OFF --config-settings=build-dir=build/others \
+		'.[box2d,dm-control]' envpool==1.2.5 imageio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 $(PEERS)/ready: constraints.txt

@@ -8,10 +8,10 @@ from typing import Any
 
 from contenders import Actions, Contender, EnvFn, Running, running
 from native_contenders import envpool_async, envpool_sync, running_async
+from native_workloads import ENVPOOL_THREADS
 from workloads import Peer, Workload
 
 GAME = "Pong-v5"
-NUM_THREADS = 2  # of EnvPool; targets are set for 2 cores
 
 
 def _atari_env(env_id: int, iterations_per_s: float) -> EnvFn:
@@ -38,9 +38,12 @@ def _envfleet(backend: str, batch_size: int | None = None) -> Contender:
 def _row(num_envs: int, *, is_async: bool) -> Workload:
     batch_size = num_envs // 2
     peers = (
-        (Peer(envpool_async(GAME, batch_size, NUM_THREADS), 1.15),)
+        tuple(Peer(envpool_async(GAME, batch_size, num_threads), 1.15) for num_threads in ENVPOOL_THREADS)
         if is_async
-        else (Peer(envpool_sync(GAME, NUM_THREADS), 1.2), Peer(_envfleet("vector")))
+        else (
+            *(Peer(envpool_sync(GAME, num_threads), 1.2) for num_threads in ENVPOOL_THREADS),
+            Peer(_envfleet("vector")),
+        )
     )
     return Workload(
         name=f"pong-{num_envs}" + ("-async" if is_async else ""),

@@ -193,7 +193,6 @@ def _row(family: str, env_id: str, num_envs: int, requires: tuple[str, ...], *, 
 WORKLOADS = tuple(
     _row(family, env_id, num_envs, requires, is_async=is_async)
     for family, env_id, num_envs, requires in (
-        # Pools of processes first: they are forked before any peer has started threads in this one.
         ("pong", "Pong-v5", 16, ("ale_py",)),
         ("lunarlander", "LunarLander-v3", 64, ("Box2D",)),
         ("cartpole", "CartPole-v1", 64, ()),

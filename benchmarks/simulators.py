@@ -38,7 +38,6 @@ BOX2D_WORKLOADS = (
     sync_row("bipedalwalker", "BipedalWalker-v3", 64, None),
 )
 
-# Atari first: its processes are forked before any peer has started threads in this one.
 WORKLOADS = (*ATARI_WORKLOADS, *MUJOCO_WORKLOADS, *BOX2D_WORKLOADS)
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ inline Value as_value(nb::handle object) {
     return as_number(object);
   }
   if (PyIndex_Check(raw) && (PyLong_Check(raw) || is_scalar)) {
-    return static_cast<std::int64_t>(nb::cast<std::int64_t>(nb::steal(PyNumber_Index(raw))));
+    std::int64_t number = 0;
+    if (nb::try_cast(nb::steal(PyNumber_Index(raw)), number)) return number;
+    return as_number(object);  // larger ones
   }
   if (PyList_Check(raw) || PyTuple_Check(raw)) {
     std::vector<double> numbers;

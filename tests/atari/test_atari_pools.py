@@ -170,6 +170,15 @@ def test_gymnasiums_spec_stays_gymnasiums():
         ({"use_inter_area_resize": False}, "always resized by area"),
         ({"terminal_on_life_loss": True, "episodic_life": True}, "exclude each other"),
         ({"repeat_action_probability": 1.0}, "repeat_action_probability"),
+        ({"repeat_action_probability": "a"}, "repeat_action_probability"),
+        ({"screen_size": 0}, "screen_size must be a number of at least 1"),
+        ({"screen_size": True}, "screen_size must be"),
+        ({"frame_skip": 2**33}, "frame_skip must be"),
+        ({"episodic_life": 1}, "episodic_life must be True or False"),
+        ({"reward_clip": "no"}, "reward_clip must be True or False"),
+        ({"mode": "x"}, "mode must be a whole number"),
+        ({"mode": 999}, "mode of pong must be one of 0, 1"),
+        ({"difficulty": 7}, "difficulty of pong must be one of 0, 1"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

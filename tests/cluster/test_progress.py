@@ -1,12 +1,15 @@
 """The line for people who wait: rewritten on a terminal, a new one in a log when something has changed."""
 
 import os
+import select
 import sys
 
 import pytest
 
 from envfleet.cluster import progress
 from envfleet.cluster.progress import Progress
+
+ERASE = "\r\x1b[K"
 
 
 @pytest.fixture
@@ -25,9 +28,12 @@ def test_on_a_terminal_one_line_is_rewritten_and_goes_in_the_end(monkeypatch):
         shown.show("1 of 2 workers are ready", is_news=False)
         shown.show("2 of 2 workers are ready, and this is a text that no line of it can hold", is_news=True)
         shown.close()
-        written = os.read(master, 4096).decode()
+        terminal.flush()
+        written = ""
+        while written.count(ERASE) < 3 and select.select([master], [], [], 10)[0]:  # what was written may come in parts
+            written += os.read(master, 4096).decode()
     os.close(master)
-    first, second, last = written.split("\r\x1b[K")[1:]
+    first, second, last = written.split(ERASE)[1:]
     assert first == "envfleet: 1 of 2 workers are ready (0 s)"
     assert second.startswith("envfleet: 2 of 2 workers") and len(second) == 59
     assert last == "" and "\n" not in written

@@ -5,6 +5,7 @@ spaces, draws and worlds, the same flight before the first contact (nearly), and
 episodes as far as statistics can tell.
 """
 
+import dataclasses
 from pathlib import Path
 
 import gymnasium
@@ -241,11 +242,50 @@ def test_episodes_longer_than_a_state_holds():
         obs = np.array(pool.step(actions[limit])[0][long_lived])
         beyond = pool.get_state([long_lived])
         expected = np.array(pool.step(actions[limit + 1])[0][long_lived])
-        with pytest.raises(ValueError, match=r"2001 steps.*up to step 2000"):
+        with pytest.raises(envfleet.UsageError, match=r"2001 steps.*up to step 2000"):
             pool.set_state(beyond, [long_lived])
         pool.set_state(at_the_limit, [long_lived])
         assert_array_equal(pool.step(actions[limit])[0][long_lived], obs)
         assert_array_equal(pool.step(actions[limit + 1])[0][long_lived], expected)
+
+
+@needs_native
+@pytest.mark.parametrize(("where", "number"), [(0, np.nan), (0, -7.0), (1, 1e9), (1, 3.0), (1, np.nan)])
+def test_states_that_are_none(where, number):
+    """Nothing happens to any env, not even to those whose states are right."""
+    with make("LunarLander-v3", 2) as pool:
+        actions = sampled_actions(pool, 30, seed=0)
+        pool.reset(seed=0)
+        saved = pool.get_state()
+        trajectory(pool, actions[:10])
+        before = pool.get_state()
+        numbers = np.frombuffer(saved[1].state).copy()
+        numbers[where] = number
+        wrong = dataclasses.replace(saved[1], state=numbers.tobytes())
+        with pytest.raises(envfleet.UsageError, match="no state that get_state"):
+            pool.set_state([saved[0], wrong])
+        after = pool.get_state()
+        assert after == before
+        expected = trajectory(pool, actions[10:])
+        pool.set_state(before)
+        require_equal_bits(trajectory(pool, actions[10:]), expected)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "other"),
+    [
+        ("LunarLander-v3", {}, WIND),
+        ("LunarLander-v3", WIND, {"gravity": -9.0}),
+        ("BipedalWalker-v3", {}, {"hardcore": True}),
+    ],
+)
+def test_a_state_of_an_env_with_other_arguments(env_id, kwargs, other):
+    with make(env_id, 1, env_kwargs=kwargs) as pool, make(env_id, 1, env_kwargs=other) as stranger:
+        pool.reset(seed=0)
+        stranger.reset(seed=0)
+        with pytest.raises(envfleet.UsageError, match="other arguments"):
+            stranger.set_state(pool.get_state())
 
 
 # -- options and what goes wrong --

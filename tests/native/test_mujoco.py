@@ -278,6 +278,10 @@ def test_what_mujoco_cannot_do_is_a_failure_of_the_env(tmp_path):
         ("number of Python's", {"ctrl_cost_weight": np.float64(0.5)}),
         ("'frame_skip' must be", {"frame_skip": 0}),
         ("XML", {"xml_file": __file__}),
+        ("xml_file must be a path", {"xml_file": 5}),
+        ("cannot be built", {"healthy_z_range": (0.2, 10**400)}),
+        ("the body 'main_body'", {"main_body": 1.5}),
+        ("the body 'main_body'", {"main_body": float("nan")}),
     ],
 )
 def test_arguments_that_are_refused(words, kwargs):
@@ -285,6 +289,46 @@ def test_arguments_that_are_refused(words, kwargs):
         envfleet.make("Ant-v5", 2, backend="native", env_kwargs=kwargs)
     with pytest.raises(envfleet.UsageError, match="no argument is called 'xml_file'"):
         envfleet.make("Hopper-v4", 2, backend="native", env_kwargs={"xml_file": "hopper.xml"})
+
+
+def test_numbers_that_are_no_int64():
+    with envfleet.make("Ant-v5", 1, backend="native", env_kwargs={"ctrl_cost_weight": 10**30}) as pool:
+        pool.reset(seed=0)
+        assert pool.step(np.ones((1, 8), np.float32))[1] < -1e29
+
+
+def test_models_that_sleep_are_not_native(tmp_path):
+    path = changed_model(tmp_path, "ant.xml", "</mujoco>", '<option><flag sleep="enable"/></option></mujoco>')
+    with pytest.raises(envfleet.UsageError, match="models that sleep"):
+        envfleet.make("Ant-v5", 1, backend="native", env_kwargs={"xml_file": path})
+
+
+CALLBACK = """
+import mujoco, envfleet
+with envfleet.make("InvertedPendulum-v5", 1, backend="native") as pool:
+    pool.reset(seed=0)
+    mujoco.set_mjcb_control(lambda model, data: None)
+    try:
+        pool.step(pool.action_space.sample())
+    except envfleet.EnvFailed as error:
+        print(error)
+    try:
+        envfleet.make("InvertedPendulum-v5", 1, backend="native")
+    except envfleet.UsageError as error:
+        print(error)
+    mujoco.set_mjcb_control(None)
+    pool.recv()
+    pool.reset(seed=0)
+    print("goes on")
+"""
+
+
+def test_callbacks_of_the_process():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CALLBACK], capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("env 0 raised"), done.stderr
+    assert "backend='native' cannot be had: the native mujoco/InvertedPendulum-v5" in done.stdout
+    assert done.stdout.count("callbacks of MuJoCo are set") == 2
+    assert done.stdout.endswith("goes on\n"), done.stderr
 
 
 def test_another_mujoco_means_processes(monkeypatch, caplog):

@@ -9,12 +9,13 @@ from envfleet.testing.programs import require_equal
 
 
 class DeclaringEnv(ScriptedEnv):
-    """The same infos as ScriptedEnv, and two numbers in each."""
+    """The same infos as ScriptedEnv, and two numbers besides, one of which is not always there."""
 
-    def __init__(self, declared=True, **kwargs):
+    def __init__(self, declared=("lives", "height"), lives=3, **kwargs):
         super().__init__(**kwargs)
-        if declared:
-            self.info_columns = {"lives": np.dtype(np.int64), "height": np.dtype(np.float64)}
+        self._start_lives = lives
+        dtypes = {"lives": np.dtype(np.int64), "height": np.dtype(np.float64)}
+        self.info_columns = {name: dtypes[name] for name in declared}
 
     def reset(self, *, seed=None, options=None):
         obs, info = super().reset(seed=seed, options=options)
@@ -22,8 +23,8 @@ class DeclaringEnv(ScriptedEnv):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
-        lives = {"lives": 3 - int(obs[1])} if action != Act.SLEEP else {}
-        return obs, reward, terminated, truncated, info | lives | {"height": float(obs[1]) + 0.5}
+        height = {"height": float(obs[1]) + 0.5} if obs[1] % 3 else {}
+        return obs, reward, terminated, truncated, info | height | {"lives": self._start_lives}
 
 
 @pytest.mark.parametrize("mode", list(envfleet.Autoreset), ids=lambda mode: mode.name.lower())
@@ -33,7 +34,7 @@ def test_callers_see_no_difference(mode):
     generator = np.random.default_rng(2)
     with (
         envfleet.make(DeclaringEnv, 4, backend="process", **arguments) as pool,
-        envfleet.make(DeclaringEnv, 4, backend="process", env_kwargs={"declared": False}, **arguments) as plain,
+        envfleet.make(DeclaringEnv, 4, backend="process", env_kwargs={"declared": ()}, **arguments) as plain,
     ):
         require_equal(pool.reset(seed=3), plain.reset(seed=3))
         for step in range(40):
@@ -45,9 +46,28 @@ def test_callers_see_no_difference(mode):
                 require_equal(pool.reset(options={"reset_mask": mask}), plain.reset(options={"reset_mask": mask}))
 
 
-def test_a_broken_promise_is_a_failure_of_the_env():
-    with envfleet.make(DeclaringEnv, 2, backend="process", env_kwargs={"sleep_s": 0.0}) as pool:
+def test_envs_that_declare_different_numbers():
+    kwargs = [{"declared": ("lives", "height")}, {"declared": ("height",)}, {"declared": ()}]
+    with (
+        envfleet.make(DeclaringEnv, 3, backend="process", env_kwargs=kwargs) as pool,
+        envfleet.make(DeclaringEnv, 3, backend="serial", env_kwargs=kwargs) as plain,
+    ):
+        require_equal(pool.reset(seed=3), plain.reset(seed=3))
+        for _ in range(4):
+            require_equal(pool.step(np.zeros(3, int)), plain.step(np.zeros(3, int)))
+
+
+@pytest.mark.parametrize("wrong", ["three", 2**70, None])
+def test_a_broken_promise_is_a_failure_of_the_env(wrong):
+    with envfleet.make(DeclaringEnv, 2, backend="process", env_kwargs=[{}, {"lives": wrong}]) as pool:
         pool.reset(seed=0)
-        with pytest.raises(envfleet.EnvFailed, match="must have the numbers lives, height, which it has declared"):
-            pool.step(np.array([Act.GO_ON, Act.SLEEP]))
+        with pytest.raises(envfleet.EnvFailed, match=f"declared 'lives' as a number of int64; got {wrong!r}"):
+            pool.step(np.array([Act.GO_ON, Act.GO_ON]))
         assert pool.recv()[3].tolist() == [False, True]
+
+
+def test_masks_are_arrays_of_their_own():
+    with envfleet.make(DeclaringEnv, 2, backend="process") as pool:
+        info = pool.reset(seed=0)[1]
+        info["_lives"][:] = False
+        assert info["_height"].all()

@@ -1,4 +1,4 @@
-"""A MuJoCo that the native envs were not compiled for. `make test-older-mujoco` has one."""
+"""A MuJoCo that the native envs were not compiled for. `make test-others` has one."""
 
 import logging
 

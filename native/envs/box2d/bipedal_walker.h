@@ -28,6 +28,8 @@ struct BipedalWalkerModel {
             .action = Space::box<float>({4}, {-1}, {1})};
   }
 
+  Settings settings() const { return {static_cast<double>(hardcore)}; }
+
   bool hardcore;
 };
 

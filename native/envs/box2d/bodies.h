@@ -12,6 +12,9 @@
 
 namespace envfleet {
 
+/// The arguments of an environment's constructor, as numbers.
+using Settings = std::array<double, 5>;
+
 inline constexpr double kFramesPerS = 50;
 inline constexpr double kScale = 30.0;  // pixels in a unit of length
 inline constexpr double kViewportW = 600;

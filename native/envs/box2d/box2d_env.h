@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -34,7 +35,8 @@ struct Stage {
 };
 
 /// A Task
-///  - has a Model, and types Command (an array of numbers: the action) and Shown (an array: what a renderer needs);
+///  - has a Model, with settings(): all its arguments as numbers; and types Command (an array of numbers: the action)
+///  and Shown (an array: what a renderer needs);
 ///  - max_draws(num_steps): how many random numbers an episode of so many steps takes at most;
 ///  - command(model, action);
 ///  - begin(model, stage, draws): makes the world;
@@ -77,8 +79,8 @@ struct Box2dEnv {
     std::copy(observation.begin(), observation.end(), obs.leaf<float>());
   }
 
-  // The state is a row of doubles: number of steps (-1: never reset), number of draws, what a renderer needs, draws,
-  // actions. envfleet.pool.simulators.box2d reads it, too.
+  // The state is a row of doubles: number of steps (-1: never reset), number of draws, settings, what a renderer needs,
+  // draws, actions. envfleet.pool.simulators.box2d reads it, too.
   std::size_t state_bytes() const { return kStateSize * sizeof(double); }
 
   void save(std::byte* bytes) const {
@@ -86,6 +88,8 @@ struct Box2dEnv {
     state[0] = stage_ == nullptr ? -1.0 : static_cast<double>(num_steps_);
     if (stage_ != nullptr) {
       state[1] = static_cast<double>(draws_.size());
+      const Settings settings = model->settings();
+      std::copy(settings.begin(), settings.end(), state.begin() + kSettingsAt);
       const typename Task::Shown shown = task_.shown(*stage_);
       std::copy(shown.begin(), shown.end(), state.begin() + kShownAt);
       std::copy(draws_.begin(), draws_.end(), state.begin() + kDrawsAt);
@@ -99,15 +103,22 @@ struct Box2dEnv {
   void load(const std::byte* bytes) {
     std::vector<double> state(kStateSize);
     std::memcpy(state.data(), bytes, state_bytes());
-    if (state[0] < 0) {
+    if (state[0] == -1.0) {
       stage_.reset();
       return;
+    }
+    require_whole_number(state[0]);
+    require_whole_number(state[1]);
+    const Settings settings = model->settings();
+    if (!std::equal(settings.begin(), settings.end(), state.begin() + kSettingsAt)) {
+      throw std::invalid_argument("this is the state of an environment that was made with other arguments");
     }
     if (state[0] > static_cast<double>(kMaxSteps)) {
       throw std::invalid_argument("this state was saved after " + std::to_string(static_cast<std::int64_t>(state[0])) +
                                   " steps of an episode; states of environments on Box2D can be used up to step " +
                                   std::to_string(kMaxSteps));
     }
+    if (state[1] > static_cast<double>(kMaxDraws)) throw std::invalid_argument(kBroken);
     if (stage_ == nullptr) stage_ = std::make_unique<Stage>();
     draws_.reserve(kMaxDraws);
     commands_.reserve(kMaxSteps);
@@ -128,10 +139,15 @@ struct Box2dEnv {
 
  private:
   static constexpr std::size_t kMaxDraws = Task::max_draws(kMaxSteps);
-  static constexpr std::size_t kShownAt = 2;
+  static constexpr std::size_t kSettingsAt = 2;
+  static constexpr std::size_t kShownAt = kSettingsAt + std::tuple_size_v<Settings>;
   static constexpr std::size_t kDrawsAt = kShownAt + std::tuple_size_v<typename Task::Shown>;
   static constexpr std::size_t kCommandsAt = kDrawsAt + kMaxDraws;
   static constexpr std::size_t kStateSize = kCommandsAt + kMaxSteps * std::tuple_size_v<Command>;
+
+  static void require_whole_number(double number) {
+    if (!(number >= 0 && number <= 1e9 && number == std::floor(number))) throw std::invalid_argument(kBroken);
+  }
 
   Task task_;
   std::unique_ptr<Stage> stage_;  // null: never reset

@@ -4,11 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "engine/random.h"
 
 namespace envfleet {
+
+inline constexpr const char* kBroken = "this is no state that get_state() gave";
 
 /// Random numbers that are noted as they are drawn, or read from where they were noted.
 class Draws {
@@ -33,7 +36,10 @@ class Draws {
  private:
   template <class Draw>
   double next(const Draw& draw) {
-    if (random_ == nullptr) return noted_[num_read_++];
+    if (random_ == nullptr) {
+      if (num_read_ == noted_.size()) throw std::invalid_argument(kBroken);
+      return noted_[num_read_++];
+    }
     const double value = draw(*random_);
     if (noted_.size() < max_noted_) noted_.push_back(value);
     return value;

@@ -36,6 +36,10 @@ struct LunarLanderModel {
             .action = continuous ? Space::box<float>({2}, {-1}, {1}) : Space::discrete(4)};
   }
 
+  Settings settings() const {
+    return {static_cast<double>(continuous), gravity, static_cast<double>(enable_wind), wind_power, turbulence_power};
+  }
+
   bool continuous;
   double gravity;
   bool enable_wind;

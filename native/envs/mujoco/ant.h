@@ -25,9 +25,14 @@ struct AntTask : MujocoTask {
       forward_reward_weight = kwargs.number("forward_reward_weight", 1.0);
       shows_contacts = kwargs.flag("include_cfrc_ext_in_observation", true);
       counts_contacts = true;
-      main_body = kwargs.is_text("main_body") ? body(kwargs.text("main_body", "").c_str())
-                                              : static_cast<int>(kwargs.number("main_body", 1));
-      require(main_body >= 0 && main_body < simulation.model().nbody, "the body 'main_body'");
+      if (kwargs.is_text("main_body")) {
+        main_body = body(kwargs.text("main_body", "").c_str());
+      } else {
+        const double number = kwargs.number("main_body", 1);
+        require(number >= 0 && number < static_cast<double>(simulation.nbody()) && number == std::floor(number),
+                "the body 'main_body'");
+        main_body = static_cast<int>(number);
+      }
     } else {
       shows_contacts = counts_contacts = kwargs.flag("use_contact_forces", false);
       main_body = body("torso");

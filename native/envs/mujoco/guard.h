@@ -80,15 +80,20 @@ struct MujocoClock {
   static inline mjfTime others = nullptr;
 };
 
-/// `call` may have nothing to destroy: an error of MuJoCo leaves it by a jump.
+/// `call` may have nothing to destroy: an error of MuJoCo leaves it by a jump. (A C++ exception of MuJoCo's, which its
+/// compiler throws if memory does not suffice, ends the program: it comes from another C++ library, and cannot be
+/// caught.)
 template <class Call>
 void call_mujoco(const Call& call, bool is_about_model = false) {
   MujocoCall under_way;
   under_way.is_about_model = is_about_model;
   mujoco_call_under_way = &under_way;
   const mjfLogHandler before = _mjPRIVATE_setTlsLogHandler(on_mujoco_message);
-  const bool has_failed = setjmp(under_way.on_error) != 0;
-  if (!has_failed) call();
+  volatile bool has_failed = true;  // volatile: it changes after setjmp
+  if (setjmp(under_way.on_error) == 0) {
+    call();
+    has_failed = false;
+  }
   _mjPRIVATE_setTlsLogHandler(before);
   mujoco_call_under_way = nullptr;
   if (has_failed) throw MujocoError(std::string("MuJoCo: ") + under_way.what);

@@ -78,6 +78,8 @@ class Simulation {
   explicit Simulation(const std::string& path) : model_(load(path)) {
     const mjModel& m = *model_;
     if (m.nplugin > 0) throw std::invalid_argument("models with plugins are not supported");
+    if ((m.opt.enableflags & mjENBL_SLEEP) != 0) throw std::invalid_argument("models that sleep are not supported");
+    require_no_callbacks();
     const auto num_before = [&](int element) {
       return static_cast<std::size_t>(mj_stateSize(&m, mjSTATE_INTEGRATION & (element - 1)));
     };
@@ -111,6 +113,7 @@ class Simulation {
   /// `draw_start` changes qpos and qvel, which are the model's initial ones.
   template <class DrawStart>
   void reset(double* state, const DrawStart& draw_start) const {
+    require_no_callbacks();
     Bench bench(*this);
     mjData* d = bench.data();
     bench.call([&] { mj_resetData(model_.get(), d); });
@@ -120,6 +123,7 @@ class Simulation {
   }
 
   void step(double* state, const float* ctrl, int num_frames) const {
+    require_no_callbacks();
     Bench bench(*this);
     mjData* d = bench.data();
     const mjModel* m = model_.get();
@@ -133,6 +137,14 @@ class Simulation {
   }
 
  private:
+  /// They are the whole process's, and those of the Python bindings want models that the bindings have made.
+  static void require_no_callbacks() {
+    if (mjcb_passive || mjcb_control || mjcb_contactfilter || mjcb_sensor || mjcb_act_dyn || mjcb_act_gain ||
+        mjcb_act_bias) {
+      throw std::invalid_argument("callbacks of MuJoCo are set in this process: use backend='process'");
+    }
+  }
+
   struct FreeModel {
     void operator()(mjModel* model) const { mj_deleteModel(model); }
   };
@@ -200,6 +212,7 @@ class Simulation {
       data = std::move(others_.back());
       others_.pop_back();
     }
+    for (auto place = places_.begin(); !data && place != places_.end(); ++place) data = std::move(*place);
     if (data) return data;
     mjData* made = nullptr;
     call_mujoco([&] { made = mj_makeData(model_.get()); });

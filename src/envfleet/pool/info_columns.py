@@ -1,6 +1,6 @@
-"""InfoColumns: numbers that an env promises to have in every info travel as arrays, like observations, not as objects.
+"""InfoColumns: numbers that an env declares to have in its infos travel as arrays, like observations, not as objects.
 
-An env declares them as `info_columns = {"lives": np.dtype(np.int64)}`. What callers get is the same either way.
+An env declares them as `info_columns = {"lives": np.dtype(np.int64)}`; callers get them as numbers of that kind.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ Array = np.ndarray[Any, Any]
 
 
 class BrokenPromise(EnvFleetError):
-    """An env's info lacks a number that the env has declared."""
+    """What an env's info has under a declared name is no such number."""
 
 
 class InfoColumns:
-    """The declared numbers of one row lie in columns [rows], the last of which says whether the row has them.
-
-    Rows without them are not the env's own: its last observation again, or the end of an episode that was lost.
-    """
+    """Each declared number has two columns [rows]: its values, and the mask of the rows that have it."""
 
     def __init__(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
         """The columns for these numbers."""
         self._names = frozenset(dtypes)
-        self.layout: list[Column] = [(np.dtype(dtype), ()) for dtype in dtypes.values()]
         self._order = tuple(dtypes)
-        if dtypes:
-            self.layout.append((np.dtype(np.bool_), ()))
+        self.layout: list[Column] = []
+        for dtype in dtypes.values():
+            self.layout += [(np.dtype(dtype), ()), (np.dtype(np.bool_), ())]
 
     def rest_of(self, info: dict[str, Any]) -> dict[str, Any]:
         """What is left of an info for the object lane."""
@@ -42,29 +39,23 @@ class InfoColumns:
 
     def write(self, info: Mapping[str, Any], columns: Sequence[Array], row: int) -> None:
         """Write the numbers of a row."""
-        if not columns:
-            return
-        has_them = not self._names.isdisjoint(info)
-        try:
-            for name, column in zip(self._order, columns, strict=False):
-                column[row] = info[name] if has_them else 0
-        except (KeyError, TypeError, ValueError) as error:
-            text = f"its info must have the numbers {', '.join(self._order)}, which it has declared: {error!r}"
-            raise BrokenPromise(text) from None
-        columns[-1][row] = has_them
+        for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
+            is_there = name in info
+            try:
+                values[row] = info[name] if is_there else 0
+            except (TypeError, ValueError, OverflowError) as error:
+                text = f"its info has declared {name!r} as a number of {values.dtype}; got {info[name]!r} ({error})"
+                raise BrokenPromise(text) from None
+            mask[row] = is_there
 
     def read(self, columns: Sequence[Array], rows: Array | None = None) -> dict[str, Any] | None:
         """The joined infos: `key` and its mask `_key`. With `rows`, only those have any: the others hold old values."""
-        if not columns:
-            return None
-        mask = columns[-1]
-        if rows is not None:
-            mask = np.zeros_like(mask)
-            mask[rows] = columns[-1][rows]
-        if not mask.any():
-            return None
         joined: dict[str, Any] = {}
-        for name, column in zip(self._order, columns, strict=False):
-            joined[name] = column if rows is None else np.where(mask, column, np.zeros((), column.dtype))
-            joined[f"_{name}"] = mask if rows is None else mask.copy()
-        return joined
+        for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
+            if rows is not None:
+                everywhere, mask = mask, np.zeros_like(mask)
+                mask[rows] = everywhere[rows]
+                values = np.where(mask, values, np.zeros((), values.dtype))
+            if mask.any():
+                joined |= {name: values, f"_{name}": mask}
+        return joined or None

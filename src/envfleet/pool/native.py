@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -179,11 +180,19 @@ class NativeBackend:
         for state in states:
             if state.env_name != self._choice.name or len(state.state) != size:
                 raise UsageError(f"this is the state of a {state.env_name}; the pool's envs are {self._choice.name}")
+        before = [self._pool.get_state(env_id) for env_id in env_ids]
+        try:
+            for env_id, state in zip(env_ids, states, strict=True):
+                self._pool.set_state(env_id, state.state, state.num_steps, state.has_ended)
+        except ValueError as error:
+            for env_id, own in zip(env_ids, before, strict=True):
+                with contextlib.suppress(ValueError):  # it was too long in its episode: nothing has changed it
+                    self._pool.set_state(env_id, *own)
+            raise UsageError(f"a state cannot be restored, so none was: {error}") from None
         for env_id, state in zip(env_ids, states, strict=True):
             generator = np.random.PCG64()
             generator.state = state.generator  # type: ignore[assignment]
             self._pool.set_generator(env_id, generator, False)
-            self._pool.set_state(env_id, state.state, state.num_steps, state.has_ended)
 
     def close(self) -> None:
         """See Backend."""

@@ -115,7 +115,7 @@ def _class_of(twin: Twin) -> Any:
 def _model(name: str, kwargs: dict[str, Any]) -> NativeModel:
     try:
         return NativeModel(name, kwargs)
-    except ValueError as error:
+    except (ValueError, OverflowError, RuntimeError) as error:
         raise NotNative(f"the native {name} cannot be built: {error}") from None
 
 

@@ -84,7 +84,10 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return batch.obs, self._infos(batch)
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
-        """Send one action to each env (or to `env_id`), and receive a batch."""
+        """Send one action to each env (or to `env_id`), and receive a batch.
+
+        Nothing is sent if there would not be enough envs at work for a batch.
+        """
         if self._step_at_once is not None and env_id is None:
             result: Any = self._step_at_once(actions)
             if result.__class__ is tuple:
@@ -94,6 +97,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             else:
                 self._mark_sent(None)
         else:
+            if env_id is not None and self._was_reset:
+                self._require_batch(self._flight.num_in_flight + int(np.size(env_id)))
             self.send(actions, env_id)
         batch = self._recv(self._config.timeout_s)
         infos = self._infos(batch)
@@ -176,11 +181,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         failed is truncated there, with `info["env_error"]`.
         """
         self._require_open()
-        num_in_flight = self._flight.num_in_flight
-        if num_in_flight < self.batch_size:
-            raise NothingToReceive(
-                f"a batch has {self.batch_size} rows, but only {num_in_flight} envs are in flight: send() more"
-            )
+        self._require_batch(self._flight.num_in_flight)
         batch = self._recv(self._config.timeout_s if timeout_s is None else timeout_s)
         infos = self._infos(batch)
         infos["env_id"] = batch.env_ids
@@ -225,6 +226,12 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _mark_sent(self, env_ids: IntArray | None) -> None:
         self._step_at_once = None
         self._flight.sent(env_ids)
+
+    def _require_batch(self, num_in_flight: int) -> None:
+        if num_in_flight < self.batch_size:
+            raise NothingToReceive(
+                f"a batch has {self.batch_size} rows, but only {num_in_flight} envs are in flight: send() more"
+            )
 
     def _land_all(self) -> None:
         self._flight.landed(None)

@@ -6,6 +6,7 @@ that of OpenCV). ALE holds the GIL while it emulates, so pools run these envs in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,22 +50,26 @@ class AtariSettings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        for name, least in (("frame_skip", 1), ("stack_num", 1), ("noop_max", 0), ("max_num_frames_per_episode", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r}")
-        if not 0.0 <= self.repeat_action_probability < 1.0:
-            raise UsageError(
-                f"repeat_action_probability must be at least 0 and less than 1; got {self.repeat_action_probability!r}"
-            )
+        counts = (("frame_skip", 1), ("stack_num", 1), ("noop_max", 0), ("max_num_frames_per_episode", 0))
+        choices = [(name, 0) for name in ("mode", "difficulty") if getattr(self, name) is not None]
+        for name, least in (*counts, *choices):
+            if not _is_whole_number(getattr(self, name), least):
+                raise UsageError(f"{name} must be a whole number of at least {least}; got {getattr(self, name)!r}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise UsageError(f"{field.name} must be True or False; got {value!r}")
+        chance = self.repeat_action_probability
+        if not isinstance(chance, int | float) or not 0.0 <= chance < 1.0:
+            raise UsageError(f"repeat_action_probability must be at least 0 and less than 1; got {chance!r}")
         if self.terminal_on_life_loss and self.episodic_life:
             raise UsageError(
                 "terminal_on_life_loss (then a new game) and episodic_life (then the same game) exclude each other"
             )
         size = self.screen_size
         lengths = size if isinstance(size, tuple | list) and len(size) == 2 else (size,)
-        if not all(isinstance(length, int) for length in lengths):
-            raise UsageError(f"screen_size must be a number, or (width, height); got {size!r}")
+        if not all(_is_whole_number(length, 1) for length in lengths):
+            raise UsageError(f"screen_size must be a number of at least 1, or (width, height); got {size!r}")
 
     @classmethod
     def of(cls, kwargs: dict[str, Any]) -> AtariSettings:
@@ -91,6 +96,10 @@ class AtariSettings:
         size = self.screen_size
         width, height = (size, size) if isinstance(size, int) else size
         return height, width
+
+
+def _is_whole_number(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
 
 
 class AtariEnv(gymnasium.Env[Image, Any]):
@@ -188,10 +197,16 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         if path is None:
             raise UsageError(f"ALE has no game called {self._game!r}")
         self.ale.loadROM(path)
-        if self.settings.mode is not None:
-            self.ale.setMode(self.settings.mode)
-        if self.settings.difficulty is not None:
-            self.ale.setDifficulty(self.settings.difficulty)
+        self._choose("mode", self.ale.getAvailableModes(), self.ale.setMode)
+        self._choose("difficulty", self.ale.getAvailableDifficulties(), self.ale.setDifficulty)
+
+    def _choose(self, name: str, available: list[int], choose: Callable[[int], None]) -> None:
+        value = getattr(self.settings, name)
+        if value is None:
+            return
+        if value not in available:
+            raise UsageError(f"{name} of {self._game} must be one of {', '.join(map(str, available))}; got {value}")
+        choose(value)
 
     def _start_game(self, seed: int | None) -> None:
         if seed is not None:

@@ -22,7 +22,7 @@ _LIBRARY = "libenvfleet_box2d.so"
 
 # As in envs/box2d/box2d_env.h: what the state of a native env holds.
 _MAX_STEPS = 2000
-_SHOWN_AT = 2
+_SHOWN_AT = 7
 _BODY_SIZE = 6  # x, y, angle, and their velocities
 _TRAIL_LENGTH = 8
 

@@ -129,6 +129,8 @@ def _native_kwargs(version: int, xml_file: str, has_xml_file: bool, kwargs: dict
             raise NotNative(f"{name} must be a number of Python's, not of NumPy's")
     if has_xml_file:
         xml_file = native.pop("xml_file", xml_file)
+        if not isinstance(xml_file, str):
+            raise NotNative(f"xml_file must be a path as a str; got {xml_file!r}")
     try:
         native["model_path"] = expand_model_path(xml_file)
     except OSError as error:
