@@ -21,15 +21,16 @@ modes = pytest.mark.parametrize("mode", list(envfleet.Autoreset), ids=lambda mod
 
 
 class Counter(gymnasium.Env):
-    """Counts its steps up to 3. Action 1: raise; 2: end the process."""
+    """Counts its steps up to `last`. Action 1: raise; 2: end the process."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     observation_space = spaces.Box(-1e9, 1e9, (1,))
     action_space = spaces.Discrete(3)
     level = 0
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode=None, last=3):
         self.render_mode = render_mode
+        self._last = last
         self.num_calls = 0
 
     def reset(self, *, seed=None, options=None):
@@ -43,7 +44,7 @@ class Counter(gymnasium.Env):
         if action == 1:
             raise RuntimeError("told to fail")
         self._count += 1
-        return np.full(1, self._count, np.float32), 1.0, self._count == 3, False, {}
+        return np.full(1, self._count, np.float32), 1.0, self._count == self._last, False, {}
 
     def bump(self, by=1):
         self.num_calls += by
@@ -204,6 +205,24 @@ def test_infos_within_infos_are_gymnasiums():
     theirs.close()
 
 
+def test_statistics_of_a_wrapper_are_those_of_each_env():
+    """Gymnasium's wrapper loses the mask, and with it the other envs' statistics."""
+
+    def build(num_envs):
+        ends = [partial(Counter, last=3 + env_id) for env_id in range(num_envs)]
+        return RecordEpisodeStatistics(SyncVectorEnv(ends))
+
+    with make(build, autoreset_mode="same_step") as pool:
+        pool.reset()
+        lengths = []
+        for _ in range(12):
+            infos = pool.step(GO_ON)[4]
+            if "final_info" in infos:
+                ended = infos["_final_info"]
+                lengths += zip(np.flatnonzero(ended), infos["final_info"]["episode"]["l"][ended], strict=True)
+    assert lengths == [(0, 3), (1, 4), (0, 3), (1, 4), (0, 3), (0, 3), (1, 4)]
+
+
 # -- calls --
 
 
@@ -346,6 +365,8 @@ def test_what_is_refused_is_closed():
     with pytest.raises(envfleet.UsageError, match="has 3 envs instead of num_envs=2"):
         make(build)
     assert made[0].closed
+    with pytest.raises(envfleet.UsageError, match="got NoneType"):
+        make(lambda num_envs: None)
 
 
 # -- ids --

@@ -83,9 +83,11 @@ class GymnasiumVector:
 
     def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
-        obs, infos = self._reset(
-            self._some_seeds(env_ids, seeds), {**(options or {}), "reset_mask": self._mask(env_ids)}
-        )
+        mask = np.zeros(self.env.num_envs, np.bool_)
+        mask[env_ids] = True
+        masked = {**(options or {}), "reset_mask": mask}
+        is_wrapped = self.env is not self.env.unwrapped
+        obs, infos = self._reset(self._some_seeds(env_ids, seeds), _KeepsMask(masked) if is_wrapped else masked)
         tree = SpaceTree(self.env.single_observation_space)
         rows = tree.unflatten([_taken(leaf, env_ids) for leaf in tree.flatten(obs)])
         return rows, rows_of(with_masks(infos, self.env.num_envs), env_ids)
@@ -139,11 +141,6 @@ class GymnasiumVector:
             raise UsageError(text) from error
         return made
 
-    def _mask(self, env_ids: Array) -> Array:
-        mask = np.zeros(self.env.num_envs, np.bool_)
-        mask[env_ids] = True
-        return mask
-
     def _some_seeds(self, env_ids: Array, seeds: Sequence[int | None]) -> Any:
         """As reset() takes them together with a mask."""
         if all(seed is None for seed in seeds):
@@ -152,6 +149,13 @@ class GymnasiumVector:
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             all_seeds[env_id] = seed
         return all_seeds
+
+
+class _KeepsMask(dict[str, Any]):
+    """Options of a reset. Gymnasium's vector envs take the mask out, but their wrappers look for it afterwards."""
+
+    def pop(self, key: str, *default: Any) -> Any:
+        return self[key] if key == "reset_mask" else super().pop(key, *default)
 
 
 class AleVector(GymnasiumVector):
@@ -210,12 +214,13 @@ def close_vector(env: Any) -> None:
         if not getattr(env, "closed", False):
             env.close()
     except Exception:
-        inner = env.unwrapped
+        inner = getattr(env, "unwrapped", None)
         for process in getattr(inner, "processes", ()):
             with contextlib.suppress(Exception):
                 process.terminate()
                 process.join()
-        inner.closed = True  # or it would be closed again when it is collected
+        if inner is not None:
+            inner.closed = True  # or it would be closed again when it is collected
 
 
 def _mode_of(env: Any, num_envs: int) -> Autoreset:
