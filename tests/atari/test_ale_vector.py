@@ -1,5 +1,6 @@
 """ale-py's own vector env, behind our facade."""
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -55,6 +56,40 @@ def test_autoreset_can_be_disabled():
         pool.recv()
         pool.reset(seed=1, options={"reset_mask": ended})
         assert not pool.step(np.ones(2, np.int64))[3][ended].any()
+
+
+@pytest.mark.parametrize("name", ["mode", "difficulty"])
+def test_settings_of_zero_are_settings(name):
+    with pytest.raises(envfleet.UsageError, match=f"no setting {name}"):
+        envfleet.make("Pong-v5", 2, backend="vector", env_kwargs={name: 0})
+
+
+@pytest.mark.parametrize("size", [0, (84, 0), (161, 84), (84, 211)])
+def test_images_it_cannot_make_are_refused(size):
+    with pytest.raises(envfleet.UsageError, match="at least 1 and not larger than the game's screen"):
+        envfleet.make("Pong-v5", 1, backend="vector", env_kwargs={"screen_size": size})
+
+
+def test_it_does_not_draw():
+    with pytest.raises(envfleet.UsageError, match="does not draw: render_mode is for backend='process'"):
+        envfleet.make("Pong-v5", 1, backend="vector", render_mode="rgb_array")
+    with (
+        envfleet.make("Pong-v5", 1, backend="vector", num_workers=1) as pool,
+        pytest.raises(envfleet.UsageError, match="does not draw; backend='process' does"),
+    ):
+        pool.render()
+
+
+def test_others_that_make_it_may_give_any_seeds_too():
+    def build(num_envs):
+        return ale_py.AtariVectorEnv("breakout", num_envs, num_threads=1)
+
+    for env in (build, gymnasium.spec("ALE/Breakout-v5")):
+        with envfleet.make(env, 2, backend="vector") as pool:
+            pool.reset(seed=[2**31 + 5, 9])
+            before = pool.step(np.ones(2, np.int64))[0]
+            mask = np.array([True, False])
+            assert_array_equal(pool.reset(seed=[4, None], options={"reset_mask": mask})[0][1], before[1])
 
 
 def test_settings_it_does_not_have_are_named():

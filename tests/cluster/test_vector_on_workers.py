@@ -35,6 +35,20 @@ def test_factories_of_vector_envs():
         _require_same_steps(cluster, pool, actions)
 
 
+def test_vector_envs_that_take_one_seed_only():
+    """Also without seeds: then workers choose them, and not the same ones."""
+    with (
+        envfleet.make("CartPole-v1", 2, backend="vector") as pool,
+        envfleet.ClusterEnv("CartPole-v1", 2, 2, backend="vector", autoreset_mode="next_step") as cluster,
+    ):
+        assert len(np.unique(cluster.reset()[0], axis=0)) == 4
+        assert_array_equal(cluster.reset(seed=3)[0][:2], pool.reset(seed=3)[0])
+        with pytest.raises(envfleet.UsageError, match="cannot be reset alone"):
+            cluster.reset(options={"reset_mask": np.array([True, False, False, False])})
+        cluster.reset()  # other workers may have reset theirs, so all begin anew
+        assert cluster.step(np.ones(4, np.int64))[0].shape == (4, 4)
+
+
 @pytest.mark.filterwarnings(IGNORED)
 def test_envpools_tasks():
     pytest.importorskip("envpool", reason="needs envpool")

@@ -66,6 +66,34 @@ def test_some_can_be_reset_without_seeds():
         assert_array_equal(infos["_elapsed_step"], mask)
         with pytest.raises(envfleet.UsageError, match="EnvPool takes seeds only when it is built"):
             pool.reset(seed=3, options={"reset_mask": mask})
+        pool.step(np.ones(3, np.int64))  # nothing was left in flight
+
+
+def test_envs_are_drawn():
+    with envfleet.make("envpool:CartPole-v1", 3, render_mode="rgb_array") as pool:
+        pool.reset(seed=0)
+        frames = pool.render()
+        assert len(frames) == 3 and frames[2].ndim == 3
+        chosen = pool.render([2, 0])
+        assert_array_equal(chosen[0], frames[2])
+        assert_array_equal(chosen[1], frames[0])
+    with envfleet.make("envpool:CartPole-v1", 3) as pool, pytest.raises(envfleet.UsageError, match="render_mode"):
+        pool.render()
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("num_envs", "num_envs"),
+        ("batch_size", "batch_size"),
+        ("seed", "seed"),
+        ("env_seed", "seed"),
+        ("num_threads", "num_workers"),
+    ],
+)
+def test_arguments_of_make_are_not_for_env_kwargs(name, ours):
+    with pytest.raises(envfleet.UsageError, match=f"must not have {name}: make.. has an argument {ours}"):
+        envfleet.make("envpool:CartPole-v1", 2, env_kwargs={name: 1})
 
 
 def test_unknown_tasks_and_other_backends_are_refused():

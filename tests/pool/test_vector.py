@@ -6,10 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import NormalizeObservation
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.vectorized import GymnasiumVector
 from envfleet.testing import conformance
 from envfleet.testing.envs import Act, ScriptedEnv
 
@@ -89,12 +89,40 @@ class OtherVector(SyncVectorEnv):
 
 
 @pytest.mark.parametrize("understands", [True, False])
-def test_whether_some_envs_can_be_reset_is_tried_out(monkeypatch, understands):
+def test_whether_some_envs_can_be_reset_is_tried_out_on_another_one(monkeypatch, understands):
     monkeypatch.setattr(OtherVector, "understands", understands)
-    vector = GymnasiumVector(OtherVector([FreshObs] * 3), 3)
-    monkeypatch.setattr("envfleet.pool.vectorized.SyncVectorEnv", gymnasium.vector.AsyncVectorEnv)
-    assert vector.can_reset_some() is understands
-    vector.env.close()
+    made = []
+
+    def build(num_envs):
+        made.append(OtherVector([FreshObs] * num_envs))
+        return NormalizeObservation(made[-1])
+
+    if not understands:
+        with pytest.raises(envfleet.UsageError, match="OtherVector has no reset_mask"):
+            envfleet.make(build, 3, backend="vector", autoreset_mode="same_step")
+        assert [env.closed for env in made] == [True, True]
+        return
+    firsts = []
+    for _ in range(2):
+        made.clear()
+        with envfleet.make(build, 3, backend="vector", autoreset_mode="same_step") as pool:
+            assert [env.closed for env in made] == [False, True]
+            assert made[0].np_random_seed[0] != 0, "the pool's own env must not be touched"
+            pool.reset()
+            firsts.append(made[0].np_random_seed)
+    assert firsts[0] != firsts[1]
+
+
+def test_wrapped_envs_of_gymnasium_are_known():
+    """Their observations change with each reset, so nothing could be tried out."""
+    made = []
+
+    def build(num_envs):
+        made.append(NormalizeObservation(SyncVectorEnv([FreshObs] * num_envs)))
+        return made[-1]
+
+    with envfleet.make(build, 2, backend="vector", autoreset_mode="same_step"):
+        assert len(made) == 1 and made[0].obs_rms.count < 1, "no reset before the caller's"
 
 
 def test_modes_that_cannot_be_had_are_refused():
@@ -103,7 +131,7 @@ def test_modes_that_cannot_be_had_are_refused():
         make(own_mode=AutoresetMode.SAME_STEP, autoreset_mode=envfleet.Autoreset.NEXT_STEP)
     with pytest.raises(envfleet.UsageError, match="mode 'disabled'; autoreset_mode='next_step' cannot be had"):
         make(own_mode=AutoresetMode.DISABLED, autoreset_mode=envfleet.Autoreset.NEXT_STEP)
-    with pytest.raises(envfleet.UsageError, match="needs reset_mask, which it does not have"):
+    with pytest.raises(envfleet.UsageError, match="cannot be had: CartPoleVectorEnv has no reset_mask"):
         envfleet.make("CartPole-v1", 3, backend="vector", autoreset_mode="same_step")
 
 

@@ -78,7 +78,9 @@ class WorkerPool:
         seeds = order.seeds
         if self._episodes is Episodes.NONE and not any(seed is not None for seed in seeds):
             # So that a rollout, which may need another pool, can begin with the very same episodes.
-            seeds = np.random.SeedSequence().generate_state(len(seeds)).tolist()
+            # Consecutive numbers, since some vector envs take one number only.
+            first = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
+            seeds = [first + i for i in range(len(seeds))]
         arguments = {"seed": seeds, "options": options}
         result = _received(lambda: self.envs.reset(**arguments), self.envs, failures)
         obs, info = result if len(result) == 2 else (result[0], result[4])

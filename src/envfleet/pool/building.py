@@ -104,13 +104,19 @@ def env_builders(
 
 def registered(env_id: str) -> GymnasiumSpec:
     """How the env of this id, or of "module:id", is built: ours for Atari games, else what is registered."""
+    name = without_module(env_id)
+    return atari_spec(name) or gymnasium.spec(name)
+
+
+def without_module(env_id: str) -> str:
+    """The id alone; the module of "module:id" is imported, so that it is registered."""
     module, _, name = env_id.rpartition(":")
     if module:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise UsageError(f"env {env_id!r} names a module that cannot be imported: {error}") from error
-    return atari_spec(name) or gymnasium.spec(name)
+    return name
 
 
 def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:

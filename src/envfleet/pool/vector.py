@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
 
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvFailed, EnvFleetError, StepOnEndedEpisode, UsageError
+from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
 from envfleet.pool.guard import Failure
 from envfleet.pool.infos import object_column
-from envfleet.pool.vectorized import Rows, StepRows, Vectorized, put_rows, rows_of, traits_of_vector
+from envfleet.pool.traits import value_of
+from envfleet.pool.vector_infos import copied, put_rows, rows_of
+from envfleet.pool.vectorized import Rows, StepRows, Vectorized, close_vector, traits_of_vector
 
 Array = np.ndarray[Any, Any]
 
 
 class VectorBackend:
-    """A step waits until recv() needs its results.
+    """A reset is done at once, so that a wrong call changes nothing; a step waits until recv() needs its results.
 
     What a vector env does by itself after an episode's last step cannot be changed. Where it can reset some envs alone,
-    the other modes are had that way; where it cannot, they are refused.
+    the other modes are had that way; where it cannot, they are refused. After StepOnEndedEpisode no env was stepped:
+    recv() has all last observations again (other backends step those envs whose episodes go on).
     """
 
     def __init__(self, build: Callable[[], Vectorized], config: PoolConfig) -> None:
@@ -35,6 +38,8 @@ class VectorBackend:
         self._build = build
         self.step_at_once: StepAtOnce | None = None
         self._vector: Vectorized = build()
+        self._why_not_some: str | None = None
+        self._knows_why = False
         try:
             self._resets_some = self._choose_rule(self._vector)
             self.traits: EnvTraits = traits_of_vector(self._vector.env)
@@ -46,13 +51,24 @@ class VectorBackend:
         self._env_ids = np.arange(config.num_envs, dtype=np.int32)
         self._actions: list[Any] = [None] * len(self._action_tree.leaves)
         self._task: Callable[[], StepBatch] | None = None  # what the next recv() does
-        self._last_obs: Any = None
+        self._failure: Failure | None = None  # what it raises instead
+        self._attributes: dict[str, list[Any]] = {}  # what set_attr() has set: a new vector env gets it, too
+        self._last_obs: Any = None  # our own copy
         self._ended = np.zeros(config.num_envs, np.bool_)  # with autoreset disabled: to be reset by the caller
         self._is_broken = False  # the vector env raised: all its episodes are lost
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
-        self._task = lambda: self._reset(env_ids, seeds, options)
+        if len(env_ids) < self._config.num_envs:
+            self._require_some("some envs cannot be reset alone")
+        try:
+            batch = self._reset(env_ids, seeds, options)
+        except UsageError:
+            raise
+        except Exception as error:
+            self._failure, self._is_broken = Failure.of(0, error), True
+        else:
+            self._task = lambda: batch
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
         """See Backend. Envs may be sent one after the other; they are stepped together."""
@@ -70,47 +86,60 @@ class VectorBackend:
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend. A step of another library cannot be cut off, so `timeout_s` has no effect."""
+        if self._failure is not None:
+            self._fail(self._failure)
         assert self._task is not None  # the facade receives what it has sent
         try:
             batch = self._task()
-        except EnvFleetError:
-            self._task = self._repeat
+        except StepOnEndedEpisode:
+            self._task = lambda: self._batch(self._copied(self._last_obs), {})
             raise
         except Exception as error:
-            failure = Failure.of(0, error)
-            self._is_broken = True
-            self._task = lambda: self._cut_short(failure.error)
-            message = f"the vector env raised {failure.error}; all its episodes are lost"
-            raise EnvFailed(message, env_id=0, child_traceback=failure.traceback) from None
+            self._fail(Failure.of(0, error))
         self._task = None
         return batch
 
     def drain(self, timeout_s: float) -> None:
         """See Backend."""
-        self._task = None
+        self._task = self._failure = None
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """See Backend. A vector env calls all its envs, whoever is asked for."""
-        env = self._vector.env
+        """See Backend. Where the envs cannot be reached one by one, all are called or none."""
+        env = self._vector.env.unwrapped
+        if name != "render" and not isinstance(env, SyncVectorEnv):
+            if not hasattr(env, "call"):
+                raise UsageError(f"{type(env).__name__} does not let its envs be called, so {name!r} cannot be had")
+            if len(env_ids) < self._config.num_envs:
+                raise UsageError(f"{type(env).__name__} calls all its envs or none: use call({name!r}, ...)")
+        env_id = 0
         try:
-            if hasattr(env, "call") or name == "render":
-                values = env.call(name, *args, **kwargs) if hasattr(env, "call") else env.render()
-                return [values[env_id] for env_id in env_ids]
+            if name == "render":
+                return self._vector.render(env_ids)
+            if not isinstance(env, SyncVectorEnv):
+                return list(env.call(name, *args, **kwargs))
+            values = []
+            for env_id in env_ids:
+                values.append(value_of(env.envs[env_id], name, args, kwargs))
+            return values
+        except UsageError:
+            raise
         except Exception as error:
-            raise Failure.of(0, error).to_exception() from None
-        raise UsageError(f"{type(env).__name__} does not let its envs be called, so {name!r} cannot be had")
+            raise Failure.of(env_id, error).to_exception() from None
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """See Backend."""
-        if not hasattr(self._vector.env, "set_attr"):
-            raise UsageError(f"{type(self._vector.env).__name__} does not let attributes of its envs be set")
-        self._vector.env.set_attr(name, list(values))
+        env = self._vector.env.unwrapped
+        if not hasattr(env, "set_attr"):
+            raise UsageError(f"{type(env).__name__} does not let attributes of its envs be set")
+        try:
+            env.set_attr(name, list(values))
+        except Exception as error:
+            raise Failure.of(0, error).to_exception() from None
+        self._attributes[name] = list(values)
 
     def close(self) -> None:
         """See Backend."""
-        if not self._vector.env.closed:
-            with contextlib.suppress(Exception):
-                self._vector.env.close()
+        close_vector(self._vector.env)
 
     # -- inside --
 
@@ -120,41 +149,49 @@ class VectorBackend:
         if asked is own:
             return False
         name = type(vector.env).__name__
-        only = f"{name} resets its envs in mode {own.name.lower()!r}; autoreset_mode={asked.name.lower()!r}"
+        only = (
+            f"{name} resets its envs in mode {own.name.lower()!r}; autoreset_mode={asked.name.lower()!r} cannot be had"
+        )
         if own is Autoreset.SAME_STEP or asked is Autoreset.NEXT_STEP:
-            raise UsageError(f"{only} cannot be had from it")
-        if not vector.can_reset_some():
-            raise UsageError(f"{only} needs reset_mask, which it does not have")
+            raise UsageError(f"{only} from it")
+        self._require_some(only)
         return asked is Autoreset.SAME_STEP
 
+    def _require_some(self, refusal: str) -> None:
+        if not self._knows_why:
+            self._why_not_some, self._knows_why = self._vector.why_not_some(self._build), True
+        if self._why_not_some is not None:
+            raise UsageError(f"{refusal}: {self._why_not_some}")
+
     def _reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None) -> StepBatch:
-        if self._is_broken:
+        if self._is_broken:  # all episodes are lost, so all begin anew
             self._rebuild()
+            given = dict(zip(env_ids.tolist(), seeds, strict=True))
+            env_ids, seeds = self._env_ids, [given.get(env_id) for env_id in self._env_ids.tolist()]
         if len(env_ids) == self._config.num_envs:
-            obs, infos = self._vector.reset(seeds, options)
-            obs = self._kept(obs)
+            obs, infos = self._kept(*self._vector.reset(seeds, options))
         else:
             rows = self._vector.reset_some(env_ids, seeds, options)
             obs, infos = self._with_rows(self._last_obs, {}, rows, env_ids)
+        self._is_broken = False
         self._ended[env_ids] = False
-        self._last_obs = obs
+        self._last_obs = self._copied(obs)
         return self._batch(obs, infos)
 
     def _step(self) -> StepBatch:
-        if self._is_broken:  # in next-step mode: the caller has seen that all episodes ended
-            return self._reset(self._env_ids, [None] * self._config.num_envs, None)
         if self._ended.any():
             ended = np.flatnonzero(self._ended).tolist()
             raise StepOnEndedEpisode(f"the episodes of envs {ended} have ended: reset them before the next step()")
+        if self._is_broken:  # the caller has seen that all episodes ended
+            return self._reset(self._env_ids, [None] * self._config.num_envs, None)
         actions = self._action_tree.unflatten(
             [tuple(leaf) if isinstance(leaf, list) else leaf for leaf in self._actions]
         )
         result: StepRows = self._vector.step(actions)
-        obs = self._kept(result[0])
-        rewards = np.asarray(result[1], np.float64)
-        terminated, truncated = np.asarray(result[2], np.bool_), np.asarray(result[3], np.bool_)
+        obs, infos = self._kept(result[0], result[4])
+        rewards = np.array(result[1], np.float64)
+        terminated, truncated = np.array(result[2], np.bool_), np.array(result[3], np.bool_)
         ended_rows = np.flatnonzero(terminated | truncated)
-        infos = result[4]
         if self._config.autoreset is Autoreset.DISABLED:
             self._ended = terminated | truncated
         elif self._resets_some and len(ended_rows):
@@ -164,52 +201,65 @@ class VectorBackend:
             infos |= self._finals(final_obs, final_infos, ended_rows)
         elif self._config.autoreset is Autoreset.SAME_STEP and "final_obs" in infos:
             infos = self._with_object_finals(infos, ended_rows)
-        self._last_obs = obs
+        self._last_obs = self._copied(obs)
         return self._batch(obs, infos)._replace(rewards=rewards, terminated=terminated, truncated=truncated)
+
+    def _fail(self, failure: Failure) -> NoReturn:
+        self._failure, self._is_broken = None, True
+        self._task = lambda: self._cut_short(failure.error)
+        message = f"the vector env raised {failure.error}; all its episodes are lost"
+        raise EnvFailed(message, env_id=0, child_traceback=failure.traceback) from None
 
     def _cut_short(self, reason: str) -> StepBatch:
         """All episodes end here, at their last observations."""
         num_envs = self._config.num_envs
-        everybody = np.ones(num_envs, np.bool_)
-        errors: dict[str, Any] = {
-            "env_error": object_column(dict.fromkeys(range(num_envs), reason), num_envs),
-            "_env_error": everybody,
-        }
         if self._last_obs is None:  # it was never reset
             leaves = self._obs_tree.leaves
+            nothing = (None,) * num_envs
             self._last_obs = self._obs_tree.unflatten(
-                [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
+                [nothing if leaf.dtype is None else np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
             )
-        obs, infos = self._last_obs, errors
+        obs, infos = self._copied(self._last_obs), self._errors(reason)
         if self._config.autoreset is Autoreset.SAME_STEP:
-            first = self._reset(self._env_ids, [None] * num_envs, None)
-            infos = {**(first.info_columns or {}), **errors, **self._finals(obs, errors, np.arange(num_envs))}
-            obs = first.obs
+            try:
+                first = self._reset(self._env_ids, [None] * num_envs, None)
+            except Exception as error:  # the next step tries again
+                self._is_broken = True
+                infos = self._errors(f"{reason}; then, in reset: {Failure.of(0, error).error}")
+            else:
+                infos = {
+                    **(first.info_columns or {}),
+                    **infos,
+                    **self._finals(obs, self._errors(reason), self._env_ids),
+                }
+                obs = first.obs
         elif self._config.autoreset is Autoreset.DISABLED:
             self._ended[:] = True
-        return self._batch(obs, infos)._replace(truncated=everybody.copy())
+        return self._batch(obs, infos)._replace(truncated=np.ones(num_envs, np.bool_))
 
-    def _repeat(self) -> StepBatch:
-        return self._batch(self._last_obs, {})
+    def _errors(self, reason: str) -> dict[str, Any]:
+        num_envs = self._config.num_envs
+        column = object_column(dict.fromkeys(range(num_envs), reason), num_envs)
+        return {"env_error": column, "_env_error": np.ones(num_envs, np.bool_)}
 
     def _rebuild(self) -> None:
         self.close()
         self._vector = self._build()
-        self._is_broken = False
+        for name, values in self._attributes.items():
+            self._vector.env.unwrapped.set_attr(name, values)
 
     def _batch(self, obs: Any, infos: dict[str, Any]) -> StepBatch:
         num_envs = self._config.num_envs
         no, zeros = np.zeros(num_envs, np.bool_), np.zeros(num_envs)
         return StepBatch(self._env_ids.copy(), obs, zeros, no, no.copy(), {}, info_columns=dict(infos))
 
-    def _kept(self, obs: Any) -> Any:
-        """The observations as arrays that nobody will overwrite."""
-        if not self._vector.reuses_arrays:
-            return obs
-        leaves = self._obs_tree.flatten(obs)
-        return self._obs_tree.unflatten(
-            [leaf if self._obs_tree.leaves[i].dtype is None else np.array(leaf) for i, leaf in enumerate(leaves)]
-        )
+    def _kept(self, obs: Any, infos: dict[str, Any]) -> Rows:
+        """What nobody will overwrite."""
+        return (self._copied(obs), copied(infos)) if self._vector.reuses_arrays else (obs, infos)
+
+    def _copied(self, obs: Any) -> Any:
+        leaves = zip(self._obs_tree.leaves, self._obs_tree.flatten(obs), strict=True)
+        return self._obs_tree.unflatten([value if leaf.dtype is None else np.array(value) for leaf, value in leaves])
 
     def _with_rows(self, obs: Any, infos: dict[str, Any], rows: Rows, env_ids: Array) -> Rows:
         """Observations and infos in which some rows are replaced; the old ones stay as they are."""
@@ -236,9 +286,10 @@ class VectorBackend:
 
     def _with_object_finals(self, infos: dict[str, Any], rows: Array) -> dict[str, Any]:
         """ale-py has final observations as one array with a row for each env, and no final infos."""
-        if infos["final_obs"].dtype == object:
+        given = infos["final_obs"]
+        if isinstance(given, np.ndarray) and given.dtype == object:
             return infos
-        finals = self._finals(infos["final_obs"], infos.get("final_info", {}), rows)
+        finals = self._finals(given, infos.get("final_info", {}), rows)
         return {**infos, **finals}
 
 

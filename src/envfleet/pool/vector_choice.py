@@ -16,11 +16,22 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.backend import PoolConfig
-from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of
+from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of, without_module
 from envfleet.pool.simulators.atari_ids import atari_game
-from envfleet.pool.vectorized import AleVector, EnvPoolVector, GymnasiumVector, Vectorized
+from envfleet.pool.vector_envpool import EnvPoolVector
+from envfleet.pool.vectorized import AleVector, GymnasiumVector, Vectorized, vectorized
 
 ENVPOOL = "envpool:"  # before the name of an EnvPool task: "envpool:Ant-v5"
+
+# Arguments of envpool.make that make() has under these names.
+_OURS = {
+    "num_envs": "num_envs",
+    "batch_size": "batch_size",
+    "seed": "seed",
+    "env_seed": "seed",
+    "num_threads": "num_workers",
+}
+_SCREEN = (210, 160)  # height and width of what the games show
 
 
 def is_envpool_task(env: Any) -> bool:
@@ -47,20 +58,25 @@ def vector_builder(
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
     if isinstance(env, str) and env.startswith(ENVPOOL):
-        if max_episode_steps is not None:
-            kwargs["max_episode_steps"] = max_episode_steps
-        return partial(_envpool, env.removeprefix(ENVPOOL), config, kwargs)
+        return partial(_envpool, env.removeprefix(ENVPOOL), config, _envpool_kwargs(kwargs, max_episode_steps))
     if max_episode_steps is not None:
         raise UsageError("a vector env has its own limit of steps: max_episode_steps is for other backends")
-    if isinstance(env, str) and (game := atari_game(env)) is not None:
+    env_id = without_module(env) if isinstance(env, str) else ""
+    if env_id and (game := atari_game(env_id)) is not None:
         return partial(_ale, game, config, kwargs)
     if config.num_workers is not None:
         raise UsageError("a vector env has its own threads or processes: num_workers is for other backends")
     if isinstance(env, str | GymnasiumSpec):
-        return partial(_registered, gymnasium.spec(env) if isinstance(env, str) else env, config, kwargs)
+        return partial(_registered, env if isinstance(env, GymnasiumSpec) else gymnasium.spec(env_id), config, kwargs)
     if isinstance(env, Sequence) or not callable(env):
         raise UsageError("backend='vector' takes one factory that makes a VectorEnv, or an id; not a list of factories")
     return partial(_made_by, env, config, kwargs)
+
+
+def _envpool_kwargs(kwargs: dict[str, Any], max_episode_steps: int | None) -> dict[str, Any]:
+    for name in kwargs.keys() & _OURS.keys():
+        raise UsageError(f"env_kwargs must not have {name}: make() has an argument {_OURS[name]}")
+    return kwargs if max_episode_steps is None else {**kwargs, "max_episode_steps": max_episode_steps}
 
 
 def _envpool(task: str, config: PoolConfig, kwargs: dict[str, Any]) -> EnvPoolVector:
@@ -86,11 +102,20 @@ def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
 
     from envfleet.pool.simulators.atari import AtariSettings
 
-    settings = AtariSettings.of(kwargs)
-    missing = [name for name in ("terminal_on_life_loss", "mode", "difficulty") if getattr(settings, name)]
+    if kwargs.get("render_mode") is not None:
+        raise UsageError("ale-py's own vector env does not draw: render_mode is for backend='process'")
+    settings = AtariSettings.of({name: value for name, value in kwargs.items() if name != "render_mode"})
+    missing = [name for name in ("mode", "difficulty") if getattr(settings, name) is not None]
+    if settings.terminal_on_life_loss:
+        missing.append("terminal_on_life_loss")
     if missing:
         raise UsageError(f"ale-py's own vector env has no setting {', '.join(missing)}; backend='process' has")
     height, width = settings.image_size()
+    if not (1 <= height <= _SCREEN[0] and 1 <= width <= _SCREEN[1]):
+        size = settings.screen_size
+        raise UsageError(
+            f"screen_size must be at least 1 and not larger than the game's screen, (160, 210); got {size}"
+        )
     mode = Autoreset.NEXT_STEP if config.autoreset is Autoreset.DISABLED else config.autoreset
     env = AtariVectorEnv(
         game,
@@ -117,7 +142,7 @@ def _registered(spec: GymnasiumSpec, config: PoolConfig, kwargs: dict[str, Any])
     if spec.vector_entry_point is None:
         raise UsageError(f"{spec.id} is not registered with a vector env; other backends run it")
     made = gymnasium.make_vec(spec, config.num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    return GymnasiumVector(made, config.num_envs)
+    return vectorized(made, config.num_envs)
 
 
 def _made_by(factory: Callable[..., Any], config: PoolConfig, kwargs: dict[str, Any]) -> GymnasiumVector:
@@ -128,7 +153,7 @@ def _made_by(factory: Callable[..., Any], config: PoolConfig, kwargs: dict[str, 
         parameters = {}
     if "autoreset_mode" in parameters:
         kwargs = {"autoreset_mode": AutoresetMode(config.autoreset.value), **kwargs}
-    return GymnasiumVector(factory(num_envs=config.num_envs, **kwargs), config.num_envs)
+    return vectorized(factory(num_envs=config.num_envs, **kwargs), config.num_envs)
 
 
 def _common_kwargs(env_kwargs: EnvKwargs, num_envs: int) -> dict[str, Any]:

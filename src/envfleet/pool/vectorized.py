@@ -1,13 +1,16 @@
-"""Environments that come vectorized, in one form: any gymnasium VectorEnv, ale-py's games, EnvPool's tasks.
+"""Environments that come vectorized, in one form: any gymnasium VectorEnv, ale-py's games (EnvPool: vector_envpool.py).
 
 They differ in how seeds are given, whether some envs can be reset alone, and how their infos look; here that ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
@@ -15,22 +18,26 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.infos import object_column
+from envfleet.pool.vector_infos import rows_of, with_masks
 
 Array = np.ndarray[Any, Any]
 Rows = tuple[Any, dict[str, Any]]  # observations and joined infos
 StepRows = tuple[Any, Any, Any, Any, dict[str, Any]]
 
-_NOT_INFOS = ("env_id", "players")  # EnvPool and ale-py say there which env a row belongs to
-_LARGEST_SEED = 2**31  # EnvPool and ale-py have seeds of 31 bits: larger ones are taken modulo this
+LARGEST_SEED = 2**31  # EnvPool and ale-py have seeds of 31 bits: larger ones are taken modulo this
+
+_SWALLOWS = (
+    "AsyncVectorEnv(shared_memory=False) in next-step mode swallows the first step after a reset() that follows the "
+    "end of an episode: use shared_memory=True, or build it with the autoreset_mode you want"
+)
 
 
 class Vectorized(Protocol):
-    """N envs that are stepped together."""
+    """N envs that are stepped together. What the caller does wrong is a UsageError, and changes nothing."""
 
     env: Any
     own_mode: Autoreset  # what it does by itself after the last step of an episode
-    reuses_arrays: bool  # an observation may be overwritten later
+    reuses_arrays: bool  # results may be overwritten later
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """Reset all envs."""
@@ -41,43 +48,46 @@ class Vectorized(Protocol):
     def step(self, actions: Any) -> StepRows:
         """Step all envs."""
 
-    def can_reset_some(self) -> bool:
-        """Can it?"""
+    def why_not_some(self, build: Callable[[], Vectorized]) -> str | None:
+        """Why some envs cannot be reset alone; None if they can. `build` makes another one to try it out."""
+
+    def render(self, env_ids: Sequence[int]) -> list[Any]:
+        """The frames of some envs."""
 
 
 class GymnasiumVector:
-    """Any VectorEnv. Whether some envs can be reset alone is tried out before it is first used."""
-
-    reuses_arrays = True  # who knows
+    """Any VectorEnv. Whether some envs can be reset alone is tried out on another one, if nobody knows."""
 
     def __init__(self, env: Any, num_envs: int) -> None:
-        """Check what a factory has made."""
-        if not isinstance(env, VectorEnv):
-            raise UsageError(
-                f"backend='vector' needs a factory of gymnasium.vector.VectorEnv; got {type(env).__name__}"
-            )
-        if env.num_envs != num_envs:
-            raise UsageError(f"the vector env has {env.num_envs} envs instead of num_envs={num_envs}")
-        mode = env.metadata.get("autoreset_mode")
-        if mode is None:
-            raise UsageError(f"{type(env).__name__} does not say its metadata['autoreset_mode'], as Gymnasium wants it")
+        """Check what a factory has made; what is refused is closed."""
+        try:
+            self.own_mode = _mode_of(env, num_envs)
+        except UsageError:
+            close_vector(env)
+            raise
         self.env: Any = env
-        self.own_mode = Autoreset(getattr(mode, "value", mode))
+        self.reuses_arrays = True  # who knows
+        inner = env.unwrapped
+        is_next = self.own_mode is Autoreset.NEXT_STEP
+        self._swallows = isinstance(inner, AsyncVectorEnv) and not inner.shared_memory and is_next
+        self._any_ended = False  # in the last step
+        # A reset of their own may treat masks and lists of seeds in its own way.
+        self._is_gymnasiums = type(inner).reset in (SyncVectorEnv.reset, AsyncVectorEnv.reset)
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
-        obs, infos = self.env.reset(seed=_one_or_all(seeds), options=options)
+        if self._swallows and self._any_ended:
+            raise UsageError(_SWALLOWS)
+        obs, infos = self._reset(_one_or_all(seeds), options)
         return obs, with_masks(infos, self.env.num_envs)
 
     def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
         mask = np.zeros(self.env.num_envs, np.bool_)
         mask[env_ids] = True
-        all_seeds: list[int | None] = [None] * self.env.num_envs
-        for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
-            all_seeds[env_id] = seed
-        seed_argument = all_seeds if any(seed is not None for seed in seeds) else None
-        obs, infos = self.env.reset(seed=seed_argument, options={**(options or {}), "reset_mask": mask})
+        masked = {**(options or {}), "reset_mask": mask}
+        is_wrapped = self.env is not self.env.unwrapped
+        obs, infos = self._reset(self._some_seeds(env_ids, seeds), _KeepsMask(masked) if is_wrapped else masked)
         tree = SpaceTree(self.env.single_observation_space)
         rows = tree.unflatten([_taken(leaf, env_ids) for leaf in tree.flatten(obs)])
         return rows, rows_of(with_masks(infos, self.env.num_envs), env_ids)
@@ -85,88 +95,99 @@ class GymnasiumVector:
     def step(self, actions: Any) -> StepRows:
         """See Vectorized."""
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        if self._swallows:
+            self._any_ended = bool(np.any(terminated) or np.any(truncated))
         return obs, rewards, terminated, truncated, with_masks(infos, self.env.num_envs)
 
-    def can_reset_some(self) -> bool:
-        """Does `reset_mask` leave the other envs alone? Tried out, before the first episode, if nobody knows.
+    def why_not_some(self, build: Callable[[], Vectorized]) -> str | None:
+        """See Vectorized.
 
         A mask that is not understood resets all: the others' observations change, as without a mask. Where those are
         the same in every episode nothing can be seen, and the answer is no. (No action is tried: it might do harm.)
         """
-        if isinstance(self.env, SyncVectorEnv | AsyncVectorEnv) or self.env.num_envs == 1:
-            return True
+        if self._swallows:
+            return _SWALLOWS
+        if self._is_gymnasiums or self.env.num_envs == 1:
+            return None
+        other = build().env
         try:
-            first = self._others(self.env.reset(seed=0)[0])
-            masked = self._others(self.env.reset(options={"reset_mask": np.arange(self.env.num_envs) == 0})[0])
-            unmasked = self._others(self.env.reset()[0])
-        except Exception:
-            return False
-        return _equal(first, masked) and not _equal(masked, unmasked)
+            is_understood = _understands_masks(other.unwrapped)
+        finally:
+            close_vector(other)
+        name = type(self.env.unwrapped).__name__
+        return None if is_understood else f"{name} has no reset_mask, by which some of its envs could be reset"
 
-    def _others(self, obs: Any) -> list[Array]:
-        """The observations of all envs but the first, copied."""
-        return [np.array(leaf[1:]) for leaf in SpaceTree(self.env.single_observation_space).flatten(obs)]
+    def render(self, env_ids: Sequence[int]) -> list[Any]:
+        """See Vectorized."""
+        require_drawing(self.env)
+        if isinstance(self.env, SyncVectorEnv):
+            return [self.env.envs[env_id].render() for env_id in env_ids]
+        try:
+            frames = self.env.render()
+        except NotImplementedError:
+            raise UsageError(f"{type(self.env.unwrapped).__name__} does not draw its envs") from None
+        return [None if frames is None else frames[env_id] for env_id in env_ids]
+
+    # -- inside --
+
+    def _reset(self, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        try:
+            made: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
+        except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as error:
+            if not isinstance(seed, list) or self._is_gymnasiums:
+                raise
+            name = type(self.env.unwrapped).__name__
+            text = f"{name} takes one seed only: pass an int, or nothing, and reset all envs; it said: {error}"
+            raise UsageError(text) from error
+        return made
+
+    def _some_seeds(self, env_ids: Array, seeds: Sequence[int | None]) -> Any:
+        """As reset() takes them together with a mask."""
+        if all(seed is None for seed in seeds):
+            return None
+        all_seeds: list[int | None] = [None] * self.env.num_envs
+        for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
+            all_seeds[env_id] = seed
+        return all_seeds
+
+
+class _KeepsMask(dict[str, Any]):
+    """Options of a reset. Gymnasium's vector envs take the mask out, but their wrappers look for it afterwards."""
+
+    def pop(self, key: str, *default: Any) -> Any:
+        return self[key] if key == "reset_mask" else super().pop(key, *default)
 
 
 class AleVector(GymnasiumVector):
     """ale-py's own AtariVectorEnv: seeds are an array, one for each env that is reset."""
 
-    reuses_arrays = False
+    def __init__(self, env: Any, num_envs: int) -> None:
+        """As any VectorEnv, but its arrays are new ones each time."""
+        super().__init__(env, num_envs)
+        self.reuses_arrays = env is not env.unwrapped
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
         obs, infos = self.env.reset(seed=_small_seeds(seeds))
         return obs, with_masks(infos, self.env.num_envs)
 
-    def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
-        mask = np.zeros(self.env.num_envs, np.bool_)
-        mask[env_ids] = True
-        obs, infos = self.env.reset(seed=_small_seeds(seeds), options={"reset_mask": mask})
-        return obs[env_ids], rows_of(with_masks(infos, self.env.num_envs), env_ids)
-
-    def can_reset_some(self) -> bool:
+    def why_not_some(self, build: Callable[[], Vectorized]) -> str | None:
         """It can."""
-        return True
+        return None
+
+    def render(self, env_ids: Sequence[int]) -> list[Any]:
+        """It cannot."""
+        raise UsageError("ale-py's own vector env does not draw; backend='process' does")
+
+    def _some_seeds(self, env_ids: Array, seeds: Sequence[int | None]) -> Any:
+        return _small_seeds(seeds)
 
 
-class EnvPoolVector:
-    """A task of EnvPool. It takes seeds only when it is built, so a reset with seeds builds it anew."""
-
-    own_mode = Autoreset.NEXT_STEP
-    reuses_arrays = False
-
-    def __init__(self, build: Callable[[list[int]], Any], num_envs: int) -> None:
-        """`build` makes it from a seed for each env."""
-        self._build = build
-        self._num_envs = num_envs
-        self.env = build(_with_chance([None] * num_envs))
-
-    def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
-        if any(seed is not None for seed in seeds):
-            self.env.close()
-            self.env = self._build(_with_chance(seeds))
-        obs, infos = self.env.reset()
-        return obs, with_masks(infos, self._num_envs)
-
-    def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
-        if any(seed is not None for seed in seeds):
-            raise UsageError("EnvPool takes seeds only when it is built: reset all envs, or some of them without seeds")
-        obs, infos = self.env.reset(np.asarray(env_ids, np.int32))
-        return obs, with_masks(infos, len(env_ids))
-
-    def step(self, actions: Any) -> StepRows:
-        """See Vectorized."""
-        if isinstance(actions, np.ndarray) and actions.dtype == np.int64:
-            actions = actions.astype(np.int32)
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        return obs, rewards, terminated, truncated, with_masks(infos, self._num_envs)
-
-    def can_reset_some(self) -> bool:
-        """It can."""
-        return True
+def vectorized(env: Any, num_envs: int) -> GymnasiumVector:
+    """In the form that fits."""
+    ale = sys.modules.get("ale_py.vector_env")
+    is_ale = ale is not None and isinstance(env, VectorEnv) and isinstance(env.unwrapped, ale.AtariVectorEnv)
+    return AleVector(env, num_envs) if is_ale else GymnasiumVector(env, num_envs)
 
 
 def traits_of_vector(env: VectorEnv[Any, Any, Any]) -> EnvTraits:
@@ -180,42 +201,53 @@ def traits_of_vector(env: VectorEnv[Any, Any, Any]) -> EnvTraits:
     )
 
 
-def with_masks(infos: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
-    """Infos as Gymnasium's own vector envs have them: each `key` with a mask `_key`."""
-    joined: dict[str, Any] = {}
-    for key, value in infos.items():
-        if key in _NOT_INFOS:
-            continue
-        joined[key] = with_masks(value, num_rows) if isinstance(value, dict) else np.asarray(value)
-        if not key.startswith("_") and f"_{key}" not in infos:
-            joined[f"_{key}"] = np.ones(num_rows, np.bool_)
-    return joined
+def require_drawing(env: Any) -> None:
+    """Refuse to draw what was not made for it."""
+    if env.render_mode is None:
+        name = type(env.unwrapped).__name__
+        raise UsageError(f"{name} was built without a render_mode, so it does not draw: make() has render_mode")
 
 
-def rows_of(infos: Mapping[str, Any], rows: Array) -> dict[str, Any]:
-    """The chosen rows of joined infos."""
-    return {key: rows_of(value, rows) if isinstance(value, dict) else value[rows] for key, value in infos.items()}
+def close_vector(env: Any) -> None:
+    """Close it, whatever happens; child processes that do not end by themselves are ended."""
+    try:
+        if not getattr(env, "closed", False):
+            env.close()
+    except Exception:
+        inner = getattr(env, "unwrapped", None)
+        for process in getattr(inner, "processes", ()):
+            with contextlib.suppress(Exception):
+                process.terminate()
+                process.join()
+        if inner is not None:
+            inner.closed = True  # or it would be closed again when it is collected
 
 
-def put_rows(into: Mapping[str, Any], infos: Mapping[str, Any], rows: Array, num_rows: int) -> dict[str, Any]:
-    """Joined infos in which `rows` come from `infos`, the others from `into`; nothing is written into either."""
-    joined: dict[str, Any] = {}
-    for key in [*into, *(key for key in infos if key not in into)]:
-        old: Any = into.get(key)
-        new: Any = infos.get(key)
-        if isinstance(old, dict) or isinstance(new, dict):
-            joined[key] = put_rows(old or {}, new or {}, rows, num_rows)
-            continue
-        like = old if old is not None else new
-        column = (
-            np.zeros((num_rows, *like.shape[1:]), like.dtype) if like.dtype != object else object_column({}, num_rows)
-        )
-        if old is not None:
-            column[:] = old
-        column[rows] = new if new is not None else (None if like.dtype == object else np.zeros((), like.dtype))
-        joined[key] = column
-    gone = [key for key in joined if f"_{key}" in joined and not joined[f"_{key}"].any()]
-    return {key: value for key, value in joined.items() if key not in gone and key.removeprefix("_") not in gone}
+def _mode_of(env: Any, num_envs: int) -> Autoreset:
+    if not isinstance(env, VectorEnv):
+        raise UsageError(f"backend='vector' needs a factory of gymnasium.vector.VectorEnv; got {type(env).__name__}")
+    if env.num_envs != num_envs:
+        raise UsageError(f"the vector env has {env.num_envs} envs instead of num_envs={num_envs}")
+    mode = env.metadata.get("autoreset_mode")
+    if mode is None:
+        raise UsageError(f"{type(env).__name__} does not say its metadata['autoreset_mode'], as Gymnasium wants it")
+    return Autoreset(getattr(mode, "value", mode))
+
+
+def _understands_masks(env: Any) -> bool:
+    tree = SpaceTree(env.single_observation_space)
+
+    def others(result: tuple[Any, Any]) -> list[Array]:
+        """The observations of all envs but the first, copied."""
+        return [np.array(leaf[1:]) for leaf in tree.flatten(result[0])]
+
+    try:
+        first = others(env.reset(seed=0))
+        masked = others(env.reset(options={"reset_mask": np.arange(env.num_envs) == 0}))
+        unmasked = others(env.reset())
+    except Exception:
+        return False
+    return _equal(first, masked) and not _equal(masked, unmasked)
 
 
 def _one_or_all(seeds: Sequence[int | None]) -> int | list[int | None] | None:
@@ -227,13 +259,7 @@ def _one_or_all(seeds: Sequence[int | None]) -> int | list[int | None] | None:
 
 
 def _small_seeds(seeds: Sequence[int | None]) -> Array:
-    return np.array([-1 if seed is None else seed % _LARGEST_SEED for seed in seeds])
-
-
-def _with_chance(seeds: Sequence[int | None]) -> list[int]:
-    """Where there is no seed, a random one."""
-    chance = np.random.SeedSequence().generate_state(len(seeds)).tolist()
-    return [(other if seed is None else seed) % _LARGEST_SEED for seed, other in zip(seeds, chance, strict=True)]
+    return np.array([-1 if seed is None else seed % LARGEST_SEED for seed in seeds])
 
 
 def _equal(leaves: list[Array], others: list[Array]) -> bool:
