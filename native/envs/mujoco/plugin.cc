@@ -1,4 +1,5 @@
-// The library envfleet/libenvfleet_mujoco-VERSION.so: loaded only where MuJoCo is, and the very version that it was compiled with.
+// The library envfleet/libenvfleet_mujoco-VERSION.so: loaded only where MuJoCo is, and the very version that it was
+// compiled with.
 #include "envs/mujoco/ant.h"
 #include "envs/mujoco/half_cheetah.h"
 #include "envs/mujoco/humanoid.h"
