@@ -154,7 +154,6 @@ def misuse_is_refused_and_loses_nothing(make: Make, mode: Autoreset) -> None:
         expect(NotReset, lambda: pool.reset(options={"reset_mask": np.array([True, False, False])}))
         pool.reset(seed=0)
         expect(NothingToReceive, pool.recv)
-        expect(NothingToReceive, lambda: pool.step(good[:1], [0]))
         expect(InvalidAction, lambda: pool.step(good[:2]))
         expect(InvalidAction, lambda: pool.step(good.reshape(3, 1)))
         expect(InvalidAction, lambda: pool.step(good.astype(np.float64)))
