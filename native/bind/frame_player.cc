@@ -3,26 +3,12 @@
 #include <string>
 #include <utility>
 
+#include "bind/images.h"
 #include "bind/python.h"
 #include "imaging/palette_screen.h"
 
 namespace envfleet {
 namespace {
-
-using Pair = std::pair<std::uint32_t, std::uint32_t>;
-
-std::uint8_t* bytes_of(nb::handle object, std::size_t num_bytes, const char* name, bool is_written) {
-  auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
-  const bool is_right = PyArray_Check(object.ptr()) && PyArray_TYPE(array) == NPY_UINT8 &&
-                        (is_written ? PyArray_ISCARRAY(array) : PyArray_ISCARRAY_RO(array)) &&
-                        static_cast<std::size_t>(PyArray_SIZE(array)) == num_bytes;
-  if (!is_right) {
-    const std::string text =
-        std::string(name) + " must be a contiguous array of " + std::to_string(num_bytes) + " uint8";
-    throw nb::type_error(text.c_str());
-  }
-  return static_cast<std::uint8_t*>(PyArray_DATA(array));
-}
 
 /// An array that the emulator writes its screen into.
 struct Buffer {
@@ -113,7 +99,7 @@ void init(FramePlayer* self, nb::object emulator, Pair screen, Pair image, bool 
   if (num_frames < 1) throw nb::value_error("a step has at least one frame");
   if (screen.second % PaletteScreen::kRun != 0) throw nb::value_error("a screen's width must be a multiple of 8");
   for (auto [from, to] : {std::pair{screen.first, image.first}, {screen.second, image.second}}) {
-    if (to < 1 || to > from || from > AreaResize::kLargest) {
+    if (to < 1 || to > from || from > AreaResize<std::uint16_t>::kLargest) {
       throw nb::value_error("an image has between 1 pixel and as many as the screen (at most 257) along each axis");
     }
   }

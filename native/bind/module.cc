@@ -53,6 +53,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_buffers", [](envfleet::PyBatchStore& self) { return self.store->num_buffers(); })
       .def_prop_ro("num_leased", [](envfleet::PyBatchStore& self) { return self.store->num_leased(); });
 
+  envfleet::bind_area_resize(m);
   envfleet::bind_board(m);
   envfleet::bind_flight(m);
   envfleet::bind_frame_player(m);

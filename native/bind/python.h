@@ -19,6 +19,7 @@ using namespace nb::literals;
 
 namespace envfleet {
 
+void bind_area_resize(nb::module_& m);
 void bind_board(nb::module_& m);
 void bind_flight(nb::module_& m);
 void bind_frame_player(nb::module_& m);

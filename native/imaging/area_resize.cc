@@ -49,7 +49,8 @@ AreaAxis::AreaAxis(std::uint32_t from_size, std::uint32_t to_size) : from(from_s
   float_begin.push_back(static_cast<std::uint32_t>(float_taps.size()));
 }
 
-AreaResize::AreaResize(ImageSize from, ImageSize to, std::uint32_t num_channels)
+template <class Sum>
+AreaResize<Sum>::AreaResize(ImageSize from, ImageSize to, std::uint32_t num_channels)
     : rows_(from.height, to.height),
       columns_(from.width, to.width),
       num_channels_(num_channels),
@@ -67,7 +68,8 @@ AreaResize::AreaResize(ImageSize from, ImageSize to, std::uint32_t num_channels)
   half_width_ = 255.0f * static_cast<float>(rows_.num_taps + columns_.num_taps + 6) * 0x1p-23f;
 }
 
-void AreaResize::run(const std::uint8_t* image, const std::uint8_t* row_changed, std::uint8_t* resized) {
+template <class Sum>
+void AreaResize<Sum>::run(const std::uint8_t* image, const std::uint8_t* row_changed, std::uint8_t* resized) {
   for (std::uint32_t y = 0; y < rows_.to; ++y) {
     if (!is_changed(row_changed, y)) continue;
     if (rule_ == Rule::kCopy) {
@@ -79,51 +81,57 @@ void AreaResize::run(const std::uint8_t* image, const std::uint8_t* row_changed,
   }
 }
 
-bool AreaResize::is_changed(const std::uint8_t* row_changed, std::uint32_t y) const {
+template <class Sum>
+bool AreaResize<Sum>::is_changed(const std::uint8_t* row_changed, std::uint32_t y) const {
+  if (row_changed == nullptr) return true;
   const std::uint8_t* first = row_changed + rows_.first[y];
   return std::any_of(first, first + rows_.num_taps, [](std::uint8_t changed) { return changed != 0; });
 }
 
-void AreaResize::sum_rows(const std::uint8_t* image, std::uint32_t y) {
+template <class Sum>
+void AreaResize<Sum>::sum_rows(const std::uint8_t* image, std::uint32_t y) {
   const std::size_t length = sums_.size();
   const std::uint16_t* weight = &rows_.weights[std::size_t{y} * rows_.num_taps];
   const std::uint8_t* row = image + rows_.first[y] * length;
-  std::uint16_t* sums = sums_.data();
+  Sum* sums = sums_.data();
   if (rows_.num_taps == 3) {  // from 210 rows to 84
-    const std::uint16_t first = weight[0], second = weight[1], third = weight[2];
+    const Sum first = weight[0], second = weight[1], third = weight[2];
     for (std::size_t x = 0; x < length; ++x) {
-      sums[x] = static_cast<std::uint16_t>(first * row[x] + second * row[x + length] + third * row[x + 2 * length]);
+      sums[x] = static_cast<Sum>(first * row[x] + second * row[x + length] + third * row[x + 2 * length]);
     }
     return;
   }
-  std::fill_n(sums, length, std::uint16_t{0});
+  std::fill_n(sums, length, Sum{0});
   for (std::uint32_t tap = 0; tap < rows_.num_taps; ++tap, row += length) {
-    const std::uint16_t factor = weight[tap];
-    for (std::size_t x = 0; x < length; ++x) sums[x] = static_cast<std::uint16_t>(sums[x] + factor * row[x]);
+    const Sum factor = weight[tap];
+    for (std::size_t x = 0; x < length; ++x) sums[x] = static_cast<Sum>(sums[x] + factor * row[x]);
   }
 }
 
 /// `means_` from `sums_`. With the numbers known to the compiler (0: they are not) it takes a third of the time.
+template <class Sum>
 template <std::uint32_t kNumChannels, std::uint32_t kNumTaps>
-void AreaResize::mean_columns() {
+void AreaResize<Sum>::mean_columns() {
   const std::uint32_t num_channels = kNumChannels ? kNumChannels : num_channels_;
   const std::uint32_t num_taps = kNumTaps ? kNumTaps : columns_.num_taps;
   const float per_unit = 1.0f / static_cast<float>(rows_.cell_units * columns_.cell_units);
   const std::uint32_t* first = columns_.first.data();
   const std::uint16_t* weight = columns_.weights.data();
-  const std::uint16_t* sums = sums_.data();
+  const Sum* sums = sums_.data();
   float* mean = means_.data();
   for (std::uint32_t x = 0; x < columns_.to; ++x, weight += num_taps) {
     for (std::uint32_t channel = 0; channel < num_channels; ++channel) {
-      const std::uint16_t* sum = sums + std::size_t{first[x]} * num_channels + channel;
-      std::int32_t units = 0;
-      for (std::uint32_t tap = 0; tap < num_taps; ++tap) units += weight[tap] * sum[tap * num_channels];
+      const Sum* sum = sums + std::size_t{first[x]} * num_channels + channel;
+      Units units = 0;
+      for (std::uint32_t tap = 0; tap < num_taps; ++tap)
+        units += Units{weight[tap]} * static_cast<Units>(sum[tap * num_channels]);
       *mean++ = static_cast<float>(units) * per_unit;
     }
   }
 }
 
-void AreaResize::write_row(const std::uint8_t* image, std::uint32_t y, std::uint8_t* out) {
+template <class Sum>
+void AreaResize<Sum>::write_row(const std::uint8_t* image, std::uint32_t y, std::uint8_t* out) {
   if (columns_.num_taps == 3 && num_channels_ == 1) {  // from 160 columns to 84
     mean_columns<1, 3>();
   } else if (columns_.num_taps == 3 && num_channels_ == 3) {
@@ -153,8 +161,9 @@ void AreaResize::write_row(const std::uint8_t* image, std::uint32_t y, std::uint
   }
 }
 
-std::uint8_t AreaResize::in_opencv_order(const std::uint8_t* image, std::uint32_t y, std::uint32_t x,
-                                         std::uint32_t channel) const {
+template <class Sum>
+std::uint8_t AreaResize<Sum>::in_opencv_order(const std::uint8_t* image, std::uint32_t y, std::uint32_t x,
+                                              std::uint32_t channel) const {
   float sum = 0;
   for (std::uint32_t row = rows_.float_begin[y]; row < rows_.float_begin[y + 1]; ++row) {
     const std::uint8_t* pixels = image + std::size_t{rows_.float_taps[row].source} * sums_.size() + channel;
@@ -167,5 +176,8 @@ std::uint8_t AreaResize::in_opencv_order(const std::uint8_t* image, std::uint32_
   }
   return static_cast<std::uint8_t>(std::clamp(std::nearbyint(sum), 0.0f, 255.0f));
 }
+
+template class AreaResize<std::uint16_t>;
+template class AreaResize<std::uint32_t>;
 
 }  // namespace envfleet

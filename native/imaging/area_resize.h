@@ -1,8 +1,11 @@
 // AreaResize: makes images smaller, each pixel the mean of the area it stands for. Equal to OpenCV's INTER_AREA.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace envfleet {
@@ -39,16 +42,21 @@ struct AreaAxis {
 /// Sums are whole numbers, so most pixels need no care: OpenCV adds floating-point numbers up, which comes to the same
 /// after rounding. Only where the mean lies (nearly) half-way between two values its own rounding errors decide; those
 /// few pixels are computed again, in its order of operations.
+///
+/// `Sum` holds a sum over an axis: with 16 bits it is faster, and images have at most 257 pixels along each.
+template <class Sum>
 class AreaResize {
  public:
-  static constexpr std::uint32_t kLargest = 257;  // so that a sum over an axis fits into 16 bits
+  static constexpr std::uint32_t kLargest = std::min<std::uint32_t>(std::numeric_limits<Sum>::max() / 255, 65535);
 
   AreaResize(ImageSize from, ImageSize to, std::uint32_t num_channels);
 
   /// Compute the new rows that the old ones in [0, height) with a nonzero flag are part of. The others stay.
+  /// `row_changed` is null: compute all.
   void run(const std::uint8_t* image, const std::uint8_t* row_changed, std::uint8_t* resized);
 
  private:
+  using Units = std::conditional_t<sizeof(Sum) == 2, std::int32_t, std::int64_t>;  // of a new pixel
   enum class Rule { kCopy, kHalf, kWhole, kGeneral };
 
   bool is_changed(const std::uint8_t* row_changed, std::uint32_t y) const;
@@ -63,9 +71,9 @@ class AreaResize {
   AreaAxis columns_;
   std::uint32_t num_channels_;
   Rule rule_;
-  float half_width_;                 // of the band around a half in which the order of operations matters
-  std::vector<std::uint16_t> sums_;  // [width * channels] over the rows of one new pixel
-  std::vector<float> means_;         // [new width * channels]
+  float half_width_;          // of the band around a half in which the order of operations matters
+  std::vector<Sum> sums_;     // [width * channels] over the rows of one new pixel
+  std::vector<float> means_;  // [new width * channels]
 };
 
 }  // namespace envfleet

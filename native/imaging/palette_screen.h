@@ -61,7 +61,7 @@ class PaletteScreen {
   };
   std::array<Shown, 2> parts_;
   bool shows_last_ = false;  // `shown_` is the brighter of both parts
-  AreaResize resize_;
+  AreaResize<std::uint16_t> resize_;
 };
 
 }  // namespace envfleet

@@ -50,7 +50,10 @@ void resize_gives_means() {
       const Bytes image = noise(std::size_t{from.height} * from.width * num_channels, to.height);
       Bytes resized(std::size_t{to.height} * to.width * num_channels);
       const Bytes changed(from.height, 1);
-      AreaResize(from, to, num_channels).run(image.data(), changed.data(), resized.data());
+      AreaResize<std::uint16_t>(from, to, num_channels).run(image.data(), changed.data(), resized.data());
+      Bytes again(resized.size());
+      AreaResize<std::uint32_t>(from, to, num_channels).run(image.data(), nullptr, again.data());
+      CHECK(again == resized);
       double largest = 0;
       for (std::uint32_t i = 0; i < resized.size(); ++i) {
         const std::uint32_t pixel = i / num_channels;
@@ -66,7 +69,7 @@ void rows_that_did_not_change_stay() {
   const ImageSize from{30, 24}, to{12, 12};
   const Bytes image = noise(30 * 24, 1);
   Bytes changed(30, 0), resized(12 * 12, 7);
-  AreaResize resize(from, to, 1);
+  AreaResize<std::uint16_t> resize(from, to, 1);
   resize.run(image.data(), changed.data(), resized.data());
   CHECK(resized == Bytes(12 * 12, 7));
   changed[2] = 1;  // half of it belongs to row 0, half to row 1

@@ -161,6 +161,12 @@ DURING_ENDED: int
 PLUGIN_ABI: int
 MOST_THREADS: int
 
+class AreaResize:
+    """Makes images smaller: a new pixel is the mean of its area, equal to OpenCV's INTER_AREA. Sizes: (height, width)."""
+
+    def __init__(self, from_size: tuple[int, int], to_size: tuple[int, int], num_channels: int) -> None: ...
+    def __call__(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]: ...
+
 class FramePlayer:
     """The frames of a step of an Atari game, and the image they make: colours, the brighter of two, area resize."""
 

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.wrappers import AddRenderObservation, FrameStackObservation, GrayscaleObservation
 
 import envfleet
-from envfleet.pool.area_resize import AreaResize
+from envfleet._native import AreaResize
 from envfleet.testing.envs import ScriptedEnv
 from envfleet.testing.programs import require_equal
 
@@ -178,14 +178,14 @@ def test_images_are_made_smaller():
         images, small_images = drawn.reset(seed=0)[0][:, 0], resized.reset(seed=0)[0][:, 0]
     for image, small_image in zip(images, small_images, strict=True):
         expected = cv2.resize(image, (96, 84), interpolation=cv2.INTER_AREA)
-        assert np.abs(small_image.astype(int) - expected).max() <= 1
+        assert np.array_equal(small_image, expected)
 
 
 @pytest.mark.parametrize("sizes", [((7, 9), (3, 4)), ((12, 8), (4, 8)), ((5, 5), (5, 2)), ((11, 13), (1, 1))])
 def test_each_new_pixel_is_the_mean_of_its_area(sizes):
     (height, width), (new_height, new_width) = sizes
     image = np.random.default_rng(1).integers(0, 256, (height, width, 3)).astype(np.uint8)
-    resized = AreaResize(*sizes)(image)
+    resized = AreaResize(*sizes, 3)(image)
     assert resized.shape == (new_height, new_width, 3) and resized.dtype == np.uint8
 
     def covered(new, num_new, num_old):
@@ -204,6 +204,30 @@ def test_each_new_pixel_is_the_mean_of_its_area(sizes):
                     if row and column
                 )
                 assert resized[y, x, channel] == round(total / (sum(rows) * sum(columns)))
+
+
+@pytest.mark.parametrize(
+    "sizes", [((480, 640), (84, 84)), ((1081, 1921), (84, 96)), ((400, 600), (100, 200)), ((64, 64), (32, 32))]
+)
+def test_images_are_resized_as_opencv_does_it(sizes):
+    cv2 = pytest.importorskip("cv2", reason="needs OpenCV")
+    image = np.random.default_rng(2).integers(0, 256, (*sizes[0], 3)).astype(np.uint8)
+    height, width = sizes[1]
+    expected = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    assert np.array_equal(AreaResize(*sizes, 3)(image), expected)
+
+
+@pytest.mark.parametrize("wrong", [((4, 4), (5, 4)), ((4, 4), (0, 4)), ((65536, 4), (4, 4))])
+def test_sizes_that_cannot_be_resized_are_refused(wrong):
+    with pytest.raises(ValueError, match="65535"):
+        AreaResize(*wrong, 3)
+
+
+def test_images_of_another_form_are_refused():
+    resize = AreaResize((4, 4), (2, 2), 3)
+    for image in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((8, 4, 3), np.uint8)[::2]):
+        with pytest.raises(TypeError, match="image must be a contiguous array of 48 uint8"):
+            resize(image)
 
 
 def test_envs_without_a_seed_begin_differently():

@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from envfleet._native import AreaResize
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.pixels import Pixels
-from envfleet.pool.area_resize import AreaResize
 from envfleet.pool.simulators.mujoco_gl import drawing, release
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +83,7 @@ class PixelObservation(gymnasium.Wrapper[Array, Any, Any, Any], gymnasium.utils.
         return image
 
     def _image(self, drawn: Array) -> Array:
-        image = drawn if self._resize is None else self._resize(drawn)
+        image = drawn if self._resize is None else self._resize(np.ascontiguousarray(drawn))
         if self._pixels.grayscale:
             image = np.sum(np.multiply(image, _GREY), axis=-1).astype(np.uint8)
         return image
@@ -108,4 +108,4 @@ def _resize_for(pixels: Pixels, image: Array) -> AreaResize | None:
             f"Pixels(height={pixels.height}, width={pixels.width}) is larger than what the env draws, "
             f"{drawn[0]} x {drawn[1]}"
         )
-    return None if wanted == drawn else AreaResize((drawn[0], drawn[1]), wanted)
+    return None if wanted == drawn else AreaResize((drawn[0], drawn[1]), wanted, 3)
