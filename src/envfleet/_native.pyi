@@ -162,7 +162,7 @@ PLUGIN_ABI: int
 MOST_THREADS: int
 
 class AreaResize:
-    """Makes images smaller: a new pixel is the mean of its area, equal to OpenCV's INTER_AREA. Sizes: (height, width)."""
+    """Makes images smaller: a new pixel is the mean of its area, as OpenCV's INTER_AREA. Sizes: (height, width)."""
 
     def __init__(self, from_size: tuple[int, int], to_size: tuple[int, int], num_channels: int) -> None: ...
     def __call__(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]: ...
