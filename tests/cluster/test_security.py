@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -15,18 +16,68 @@ import envfleet
 from cluster_envs import Accounts, Agent, CountingEnv
 from envfleet.cluster.codec import encode
 from envfleet.cluster.messages import PROTOCOL_VERSION, Heartbeat, Join, PullWeights
-from envfleet.cluster.wire import KEYS_VARIABLE
+from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.launchers.launcher import WorkerJob
+from envfleet.launchers.local import Local
+from envfleet.launchers.processes import Command
+from envfleet.launchers.ray_actor import ActorCommand
 from waiting import wait_until
 
 JOIN = encode(Join(protocol=PROTOCOL_VERSION, worker=0, host="evil", pid=1))
 NUM_ROLLOUTS = 30
 
 
+class Noted:
+    """Local(), and what it was asked to start."""
+
+    is_on_this_host = True
+    head_address = queue_timeout_s = None
+
+    def host_of_workers(self):
+        return "127.0.0.1"
+
+    def launch(self, job):
+        self.job = job
+        return Local().launch(job)
+
+
+class LookingEnv(CountingEnv):
+    """Looks for the run's keys wherever code of a user may look without a debugger."""
+
+    def places_of(self, keys):
+        found = []
+        looks = {
+            "os.environ": lambda: repr(dict(os.environ)).encode(),
+            "environment of a child": lambda: subprocess.run(["env"], capture_output=True, check=True).stdout,
+            "local variables": lambda: repr([*map(_locals, sys._current_frames().values())]).encode(),
+        }
+        for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
+            looks |= {f"{process / name}": (process / name).read_bytes for name in ("environ", "cmdline")}
+        for number in os.listdir("/proc/self/fd"):
+            if number.isdigit() and int(number) > 2:
+                looks[f"fd {number}"] = lambda number=int(number): os.pread(number, 1_000_000, 0)
+        for place, look in looks.items():
+            with contextlib.suppress(OSError):
+                text = look()
+                found += [place for key in keys if key.encode() in text]
+        return found
+
+
+def _locals(frame):
+    texts = []
+    while frame is not None and frame.f_code.co_name != "places_of":
+        texts += [value for value in frame.f_locals.values() if isinstance(value, str | bytes)]
+        frame = frame.f_back
+    return texts
+
+
 @contextlib.contextmanager
 def cluster(**settings):
     settings = {"backend": "serial", "heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, **settings}
-    with envfleet.ClusterEnv(CountingEnv, 2, **settings) as envs:
+    launcher = Noted()
+    with envfleet.ClusterEnv(LookingEnv, 2, launcher=launcher, **settings) as envs:
+        envs.worker_keys = launcher.job.environment.get(KEYS_VARIABLE, "").encode().split()
         yield envs
 
 
@@ -86,14 +137,6 @@ def wrong_client(keys, server_key):
     return prepare
 
 
-def head_public_key(envs):
-    """Not secret to somebody who has looked into a worker's environment at the wrong moment; useless alone."""
-    worker = envs.stats().workers[0].pid
-    variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
-    (keys,) = [each.partition(b"=")[2] for each in variables if each.startswith(KEYS_VARIABLE.encode())]
-    return keys.split()[0]
-
-
 def test_without_keys(tcp):
     envs, accounts = tcp
     with dealer(envs._run.head.address) as it:
@@ -102,7 +145,7 @@ def test_without_keys(tcp):
 
 def test_with_keys_of_its_own(tcp):
     envs, accounts = tcp
-    right, wrong = head_public_key(envs), zmq.curve_keypair()[0]
+    right, wrong = envs.worker_keys[0], zmq.curve_keypair()[0]
     for server_key in (wrong, right):
         with dealer(envs._run.head.address, wrong_client(zmq.curve_keypair(), server_key)) as it:
             hears_nothing_of(it, envs, accounts)
@@ -158,15 +201,12 @@ def test_a_worker_without_keys_says_so(tcp):
 def test_keys_are_not_on_the_command_line(tcp):
     envs, _ = tcp
     run = envs._run
-    worker = envs.stats().workers[0].pid
-    variables = dict(each.partition(b"=")[::2] for each in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0"))
-    keys = variables[KEYS_VARIABLE.encode()].split()
+    keys = envs.worker_keys
     assert len(keys) == 3  # the head's secret is not among them
     commands = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in envs.stats().workers]
     assert not any(key in command for key in keys for command in commands)
     logs = "".join(run._keeper.log(each) for each in range(2))
     assert not any(key.decode() in logs for key in keys)
-    assert stat.S_IMODE(os.stat(f"/proc/{worker}/environ").st_mode) == 0o400
     assert KEYS_VARIABLE not in os.environ
 
 
@@ -176,10 +216,37 @@ def test_envs_do_not_inherit_the_keys(tcp):
     assert envs.call("variable", KEYS_VARIABLE) == (None, None)
 
 
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_envs_do_not_find_the_keys(backend):
+    """Neither in the worker's process nor in one of its pool. Policies run in the worker's, too."""
+    with cluster(address="tcp://127.0.0.1:0", backend=backend) as envs:
+        keys = [key.decode() for key in envs.worker_keys]
+        assert envs.call("places_of", keys) == ([], [])
+        os.kill(envs.stats().workers[1].pid, signal.SIGKILL)
+        envs.rollout(Agent(), 5)  # with a replacement, which needs the keys again
+        assert envs.call("places_of", keys) == ([], [])
+
+
+def test_keys_are_in_no_repr():
+    keys = RunKeys.make()
+    secret = keys.for_workers()
+    environment = {KEYS_VARIABLE: secret}
+    shown = repr(
+        [
+            keys,
+            WorkerJob(num_workers=1, argv=("-m", "w"), environment=environment, run_dir=Path()),
+            Command(("w",), environment, secret.encode()),
+            ActorCommand(None, ("w",), environment, None, "w.log"),
+        ]
+    )
+    for each in (keys.head_secret, keys.worker_secret):
+        assert each.decode() not in shown and repr(each) not in shown
+
+
 def test_each_run_has_its_own_keys(tcp):
     envs, _ = tcp
     with cluster(address="tcp://127.0.0.1:0") as other:
-        assert head_public_key(envs) != head_public_key(other)
+        assert not set(envs.worker_keys) & set(other.worker_keys)
 
 
 def test_ipc_is_in_a_folder_of_our_own(run_folders):
@@ -189,7 +256,7 @@ def test_ipc_is_in_a_folder_of_our_own(run_folders):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
         assert envs._run.head.address == f"ipc://{folder}/head"
-        assert {path.name for path in folder.iterdir()} == {"head", "worker-0.log", "worker-1.log"}
+        assert {path.name for path in folder.iterdir()} == {"head", "lock", "worker-0.log", "worker-1.log"}
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])

@@ -20,9 +20,10 @@ from envfleet.cluster.keeper import Keeper
 from envfleet.cluster.messages import PoolPlan
 from envfleet.cluster.progress import Progress
 from envfleet.cluster.rollouts import RolloutForm
+from envfleet.cluster.run_folder import make_run_folder, remove_run_folder
 from envfleet.cluster.sigterm import exit_on_sigterm
 from envfleet.cluster.staffing import Stage
-from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys, make_run_folder, remove_run_folder
+from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys
 from envfleet.contract.errors import ClusterTimeout, JoinTimeout, WorkerFailed, WorkerLost
 from envfleet.launchers.launcher import Launcher, WorkerJob, WorkerState
 

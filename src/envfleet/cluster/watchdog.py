@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 from zmq.utils.monitor import recv_monitor_message  # noqa: TID253
 
-from envfleet.cluster.wire import remove_run_folder
+from envfleet.cluster.run_folder import remove_if_abandoned
 from envfleet.contract.exits import WorkerExit
 
 logger = logging.getLogger("envfleet.worker")
@@ -48,8 +47,8 @@ class Watchdog:
 
     def remove_head_folder(self) -> None:
         """If the head is dead: what it cannot clean up any more. One that was only stopped will want it again."""
-        if self.head_is_gone and self._head_socket is not None and _is_dead(self._head_socket):
-            remove_run_folder(self._head_socket.parent)
+        if self.head_is_gone and self._head_socket is not None:
+            remove_if_abandoned(self._head_socket.parent)
 
     def _watch(self) -> None:
         while not self._is_over.is_set():
@@ -80,16 +79,3 @@ def leave_with_stdin(leave: Callable[[str], None]) -> None:
         os._exit(WorkerExit.TOLD_TO_LEAVE)
 
     threading.Thread(target=watch, name="envfleet-stdin", daemon=True).start()
-
-
-def _is_dead(path: Path) -> bool:
-    """Nobody listens at this socket any more."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except OSError:
-            pass
-    return False

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 LONGEST_WAIT_MS = 200  # of a worker for a message: then it sees what else is to be done
 KEYS_VARIABLE = "ENVFLEET_KEYS"
-RUN_FOLDER_PREFIX = "envfleet-"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a client may connect
 
 
@@ -31,9 +28,9 @@ class RunKeys:
     """The keys of one run: whoever does not have them can neither join nor read."""
 
     head_public: bytes
-    head_secret: bytes
+    head_secret: bytes = field(repr=False)
     worker_public: bytes
-    worker_secret: bytes
+    worker_secret: bytes = field(repr=False)
 
     @classmethod
     def make(cls) -> RunKeys:
@@ -156,22 +153,6 @@ def recv_frames(socket: zmq.Socket[bytes], waits: bool = False) -> list[zmq.Fram
     while frames[-1].more:
         frames.append(socket.recv(_NOBLOCK, copy=False))
     return frames
-
-
-def make_run_folder() -> Path:
-    """A folder for one run, closed to all other users."""
-    return Path(tempfile.mkdtemp(prefix=RUN_FOLDER_PREFIX))
-
-
-def remove_run_folder(folder: Path) -> None:
-    """Only a folder that we made, and only what we put there."""
-    if not folder.name.startswith(RUN_FOLDER_PREFIX):
-        return
-    for pattern in ("head", "worker-*.log"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # somebody has put something else there
-        folder.rmdir()
 
 
 def _set_heartbeats(socket: zmq.Socket[bytes], silence_s: float) -> None:

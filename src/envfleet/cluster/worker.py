@@ -40,7 +40,8 @@ from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.values_wire import from_plain, to_plain
 from envfleet.cluster.watchdog import leave_with_stdin
 from envfleet.cluster.weights import digest, unpacked
-from envfleet.cluster.wire import KEYS_VARIABLE, read_keys
+from envfleet.cluster.wire import KEYS_VARIABLE
+from envfleet.cluster.worker_keys import take_keys
 from envfleet.cluster.worker_pool import WorkerPool, plain_parts, sendable
 from envfleet.contract.errors import EnvFailed, PoolTimeout
 from envfleet.contract.policy import Policy, PolicyCode
@@ -246,10 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     tolerate_full_disk()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     _keep_to_cpus()
-    keys = os.environ.pop(KEYS_VARIABLE, None)
-    if arguments.keys_file is not None:
-        keys = read_keys(arguments.keys_file)
-    link = Link(arguments.head, arguments.worker, keys, arguments.silence_s)
+    link = Link(arguments.head, arguments.worker, take_keys(arguments.keys_file), arguments.silence_s)
     signal.signal(signal.SIGTERM, lambda *_: setattr(link, "leave_because", "SIGTERM"))
     signal.signal(signal.SIGUSR1, lambda *_: setattr(link, "finish_because", "its time limit is near (SIGUSR1)"))
     if arguments.ends_with_stdin:

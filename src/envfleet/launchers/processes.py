@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envfleet.contract.errors import UsageError
@@ -22,8 +22,9 @@ class Command:
     """What is run for a worker."""
 
     argv: Sequence[str]
-    environment: Mapping[str, str]  # the whole of it
-    stdin: bytes | None = None  # written to its standard input, which then stays open as long as this process lives
+    environment: Mapping[str, str] = field(repr=False)  # the whole of it, with the run's secrets
+    # Written to its standard input, which then stays open as long as this process lives. May have the run's secrets.
+    stdin: bytes | None = field(default=None, repr=False)
 
 
 class Processes:
