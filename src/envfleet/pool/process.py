@@ -26,6 +26,7 @@ from envfleet.pool.household import Household
 from envfleet.pool.info_columns import InfoColumns
 from envfleet.pool.nursery import KILL_WAIT_S, SCOUT, Nursery, Signal, Spawn, WatchBoard
 from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.registrations import Registrations
 from envfleet.pool.rows import Extras, assemble_batch
 from envfleet.pool.scout import Findings, choose_num_workers
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
@@ -47,6 +48,7 @@ class ProcessBackend:
         self._config = config
         self.step_at_once: StepAtOnce | None = None
         self._builders = list(builders)
+        self._registrations = Registrations.of_this_process()
         self._files = MemoryFiles.create()
         self._lane = ObjectLane(self._files.objects)
         self._windows = Windows(config.num_envs)
@@ -153,7 +155,7 @@ class ProcessBackend:
 
     def _scout(self, deadline_s: float) -> Findings:
         nursery, lane = self._household.nursery, self._lane
-        lane.put_code(Windows.scout, self._builders[0])
+        lane.put_code(Windows.scout, (self._builders[0], self._registrations))
         nursery.tell(Spawn(SCOUT, process_child.scout, (self._files, self._config.num_workers is None)))
         measured_by_s = None  # the latest time for its measurement to end, once the env is built
         while (exited := nursery.next_exit(WAIT_SLICE_S)) is None:
@@ -191,7 +193,9 @@ class ProcessBackend:
 
     def _spawn(self, child: int, *, lost_because: str | None, delay_s: float) -> None:
         first, end = self._board.first_env(child), self._board.first_env(child + 1)
-        start = process_child.Start(self._builders[first:end], first, self.traits, self._config, lost_because, delay_s)
+        start = process_child.Start(
+            self._builders[first:end], self._registrations, first, self.traits, self._config, lost_because, delay_s
+        )
         self._lane.put_code(self._windows.request(child), start)
         self._household.nursery.tell(Spawn(child, process_child.run, (self._files, self._shape)))
 

@@ -8,9 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet import _native
 from envfleet.contract.episode import Transition
@@ -22,6 +25,7 @@ from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.info_columns import InfoColumns
 from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.registrations import Registrations, register_all
 from envfleet.pool.rows import RowWriter, WrongObservation, action_reader
 from envfleet.pool.scout import time_steps
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
@@ -53,6 +57,7 @@ class Start(NamedTuple):
     """A child's first request. It lies in the object lane, so that the nursery never runs the user's code."""
 
     builders: list[EnvBuilder]
+    registrations: Registrations
     first_env: int
     traits: EnvTraits
     config: PoolConfig
@@ -65,7 +70,9 @@ def scout(_child: int, files: MemoryFiles, measure: bool) -> None:
     tolerate_full_disk()
     lane = ObjectLane(files.objects)
     try:
-        env = lane.get(Windows.scout)()
+        build, registrations = lane.get(Windows.scout)
+        register_all(registrations.specs())
+        env = build()
         lane.put(Windows.traits, traits_of(env))
         if measure:  # last: a random action may be the end of this process
             lane.put(Windows.timing, time_steps(env))
@@ -115,11 +122,12 @@ class ChildProcess:
         self.board = self._arrays.board
         self.board.start_child(child)
         self._episodes: dict[int, GuardedEpisode] = {}
+        specs = start.registrations.specs()
         for env_id, build in enumerate(start.builders, start.first_env):
             try:
                 episode = GuardedEpisode(
                     env_id,
-                    build,
+                    partial(_build, build, specs),
                     start.config.autoreset,
                     obs_tree.empty(np.zeros),
                     self.board,
@@ -222,6 +230,11 @@ class ChildProcess:
     def _reply(self, reply: list[Any] | Failure) -> None:
         self._lane.put(self._windows.reply(self._child), reply)
         self.board.reply()
+
+
+def _build(build: EnvBuilder, specs: dict[str, GymnasiumSpec]) -> gymnasium.Env[Any, Any]:
+    register_all(specs)
+    return build()
 
 
 class _BuildFailed(Exception):
