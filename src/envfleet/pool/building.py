@@ -67,6 +67,11 @@ class EnvBuilder:
         return env
 
 
+def take_or_build(built: list[Any], build: Callable[[], Any]) -> Any:
+    """Env 0, which was built to learn the spaces; only a restart builds another one in its place."""
+    return built.pop() if built else build()
+
+
 def env_builders(
     env: EnvLike | Sequence[Callable[..., Any]],
     num_envs: int,
