@@ -177,7 +177,7 @@ PYTHON_WORKLOADS = (
         title="Python env, sleeps 1 ms",
         num_envs=64,
         env_fn=lambda env_id, iterations_per_s: partial(CostEnv, sleep_s=1e-3),
-        subject=envfleet_sync(),
+        subject=envfleet_sync(num_workers=64),
         peers=(Peer(GYMNASIUM_ASYNC, 4.0),),
     ),
     Workload(
@@ -202,7 +202,7 @@ PYTHON_WORKLOADS = (
         title="envs of different speed: they sleep 1 ms, one in eight 20 ms",
         num_envs=32,
         env_fn=_one_in_eight_waits,
-        subject=envfleet_async(batch_size=16),
-        peers=(Peer(envfleet_sync(), 2.0),),
+        subject=envfleet_async(batch_size=16, num_workers=32),
+        peers=(Peer(envfleet_sync(num_workers=32), 2.0),),
     ),
 )

@@ -338,12 +338,17 @@ def registered():
     gymnasium.register("OnlyHereByClass-v0", OfThisModule, max_episode_steps=5, kwargs={"ends": 0.01})
     gymnasium.register("OnlyHereByPath-v0", "detach_envs:EveryKindEnv", kwargs={"level": 11})
     gymnasium.register("OnlyHereByLambda-v0", lambda **kwargs: EveryKindEnv(**kwargs), kwargs={"level": 12})
+    gymnasium.register("OnlyHereOfGymnasium-v0", CARTPOLE, max_episode_steps=3)
     yield
-    for env_id in ("OnlyHereByClass-v0", "OnlyHereByPath-v0", "OnlyHereByLambda-v0"):
+    for env_id in ONLY_HERE:
         del gymnasium.registry[env_id]
 
 
-@pytest.mark.parametrize("name", ["OnlyHereByClass-v0", "OnlyHereByPath-v0", "OnlyHereByLambda-v0"])
+CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+ONLY_HERE = ("OnlyHereByClass-v0", "OnlyHereByPath-v0", "OnlyHereByLambda-v0", "OnlyHereOfGymnasium-v0")
+
+
+@pytest.mark.parametrize("name", ONLY_HERE)
 def test_ids_that_only_this_process_knows(registered, name):
     cluster, pool = both(2, 2, env=name, backend="serial")
     with cluster, pool:

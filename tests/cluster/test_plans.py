@@ -35,7 +35,7 @@ def plans_of(env, num_workers=2, num_envs_per_worker=3, env_kwargs=None, **chang
 
 def pickles_of(env, env_kwargs=None, **changes):
     pickled = env_pickles(env, plans_of(env, env_kwargs=env_kwargs, **changes), env_kwargs)
-    return [None if each is None else cloudpickle.loads(each) for each in pickled]
+    return [None if each is None else cloudpickle.loads(each)[:2] for each in pickled]
 
 
 def kwargs_in(plan):

@@ -10,8 +10,9 @@ import pytest
 
 import envfleet
 from envfleet.pool.cpus import share_of, usable_cpus
-from envfleet.pool.scout import Findings, Timing, choose_num_workers
+from envfleet.pool.step_timing import StepTimes, advice, fitting_num_workers
 from envfleet.testing import ScriptedEnv
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -78,29 +79,34 @@ def test_no_cgroups_at_all(cgroups):
     assert cgroups([], {}) == NUM_CPUS
 
 
-def chosen(timing, num_envs=64, num_cpus=4):
-    return choose_num_workers(Findings(traits=None, timing=timing), num_envs, num_cpus)
+def fitting(times, num_envs=64, num_cpus=4):
+    return fitting_num_workers(times, num_envs, num_cpus)
 
 
-def test_an_env_that_computes_gets_one_worker_for_each_cpu():
-    number, why = chosen(Timing(num_steps=50, wall_s=0.01, cpu_s=0.0099, num_waits=0))
-    assert number == 4 and "computes" in why and "200 us" in why
-    assert chosen(Timing(50, 0.01, 0.01, 0), num_envs=3)[0] == 3
+def test_envs_that_compute_need_one_worker_for_each_cpu():
+    times = StepTimes(num_steps=50, wall_s=0.01, cpu_s=0.0099, num_waits=0)
+    assert fitting(times) == 4 and fitting(times, num_envs=3) == 3
+    assert advice(times, num_workers=4, num_envs=64, num_cpus=4) is None
 
 
-def test_an_env_that_waits_gets_more():
-    number, why = chosen(Timing(num_steps=50, wall_s=0.1, cpu_s=0.04, num_waits=50))
-    assert number == 40 and "mostly waits" in why and "40%" in why
-    assert chosen(Timing(50, 0.1, 0.0, 50))[0] == 64
-    assert chosen(Timing(50, 0.1, 0.0, 50), num_envs=1000)[0] == 256
+def test_envs_that_wait_need_more():
+    times = StepTimes(num_steps=50, wall_s=0.1, cpu_s=0.04, num_waits=50)
+    assert fitting(times) == 40
+    text = advice(times, num_workers=4, num_envs=64, num_cpus=4)
+    assert "mostly wait (50 steps took 2000 us each, 40% of it on the CPU)" in text and "num_workers=40" in text
+    assert advice(times, num_workers=40, num_envs=64, num_cpus=4) is None
+    assert fitting(StepTimes(50, 0.1, 0.0, 50)) == 64
+    assert fitting(StepTimes(50, 0.1, 0.0, 50), num_envs=1000) == 256
 
 
-def test_a_busy_machine_is_not_taken_for_an_env_that_waits():
-    assert chosen(Timing(num_steps=50, wall_s=0.1, cpu_s=0.02, num_waits=1))[0] == 4
+def test_a_busy_machine_is_not_taken_for_envs_that_wait():
+    assert fitting(StepTimes(num_steps=50, wall_s=0.1, cpu_s=0.02, num_waits=1)) == 4
 
 
-def test_an_env_that_could_not_be_measured_gets_the_default():
-    assert chosen(None)[0] == 4
+def test_the_first_steps_alone_do_not_decide():
+    assert not StepTimes(num_steps=7, wall_s=9.0).are_enough  # one of them may have waited for a connection
+    assert StepTimes(num_steps=8, wall_s=9.0).are_enough and not StepTimes(num_steps=63, wall_s=0.1).are_enough
+    assert StepTimes(num_steps=64, wall_s=0.1).are_enough
 
 
 class Waits(ScriptedEnv):
@@ -115,32 +121,45 @@ class Computes(ScriptedEnv):
         return super().step(0)
 
 
-@pytest.mark.parametrize(("env", "word"), [(Waits, "mostly waits"), (Computes, "computes")])
-def test_the_pool_measures_and_says_what_it_chose(env, word, caplog):
-    with caplog.at_level(logging.INFO, "envfleet.pool"), envfleet.make(env, 6, backend="process") as pool:
-        expected = 6 if env is Waits else min(6, usable_cpus())
-        assert pool._backend._shape.num_children == expected
-        assert f"{expected} worker processes for 6 envs" in caplog.text and word in caplog.text
-        obs, _ = pool.reset(seed=0)
-        assert obs[:, 2].tolist() == [0.0] * 6  # the env that was measured is not one of the pool
+def steps(pool, num_steps):
+    pool.reset(seed=0)
+    for _ in range(num_steps):
+        pool.step(np.zeros(pool.num_envs, int))
 
 
-class DiesOfRandomActions(ScriptedEnv):
-    def step(self, action):
-        os._exit(5)
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_the_log_advises_more_processes_if_the_envs_wait(caplog, batch_size):
+    num_envs = 8 * usable_cpus()
+    with envfleet.make(Waits, num_envs, backend="process", batch_size=batch_size) as pool:
+        assert pool._backend._shape.num_children == usable_cpus()
+        pool.async_reset(seed=0)
+
+        def step_until_advised():
+            env_ids = pool.recv()[4]["env_id"]
+            pool.send(np.zeros(len(env_ids), int), env_ids)
+            return any("mostly wait" in record.message for record in caplog.records)
+
+        wait_until(step_until_advised, "the first child has taken enough steps")
+        for _ in range(5):
+            step_until_advised()
+    advised = [record for record in caplog.records if "mostly wait" in record.message]
+    assert [record.levelname for record in advised] == ["WARNING"]
+    assert f"num_workers={num_envs}" in advised[0].message
 
 
-class HangsOnRandomActions(ScriptedEnv):
-    def step(self, action):
-        time.sleep(60)
+def test_the_log_says_that_the_processes_fit(caplog):
+    with caplog.at_level(logging.INFO, "envfleet.pool"), envfleet.make(Computes, 40, backend="process") as pool:
+        steps(pool, 20)
+    assert f"{usable_cpus()} worker processes for 40 envs: one for each CPU" in caplog.text
+    assert f"{usable_cpus()} worker processes fit: 64 steps took" in caplog.text and "mostly wait" not in caplog.text
 
 
-@pytest.mark.parametrize("env", [DiesOfRandomActions, HangsOnRandomActions])
-def test_random_actions_may_be_the_end_of_the_scout_but_not_of_the_pool(env, monkeypatch):
-    monkeypatch.setattr("envfleet.pool.process.MEASURE_WAIT_S", 0.5)
-    with envfleet.make(env, 3, backend="process") as pool:
-        assert pool._backend._shape.num_children == min(3, usable_cpus())
-        assert pool.reset(seed=0)[0].shape == (3, 4)
+@pytest.mark.parametrize("num_envs", [1, 8])
+def test_no_advice_for_a_number_that_the_caller_chose_or_that_cannot_grow(caplog, num_envs):
+    num_workers = None if num_envs == 1 else 1
+    with envfleet.make(Waits, num_envs, backend="process", num_workers=num_workers) as pool:
+        steps(pool, 70 // num_envs)
+    assert not caplog.records
 
 
 def test_a_quota_is_obeyed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
 from envfleet.pool.making import BACKENDS, drawing_backend
 from envfleet.pool.native_plugins import plugin_file, plugin_names
+from envfleet.pool.registrations import Registrations, is_gymnasiums_own, portable
 from envfleet.pool.vector_choice import is_envpool_task
 
 Env = EnvLike | Sequence[Callable[..., Any]]
@@ -54,8 +56,9 @@ def pool_plans(template: PoolPlan, env: Env, env_kwargs: EnvKwargs, num_workers:
 
 
 def env_pickles(env: Env, plans: Sequence[PoolPlan], env_kwargs: EnvKwargs) -> tuple[bytes | None, ...]:
-    """For each worker (env, arguments of its envs), pickled; None where the plan says it all."""
+    """For each worker (env, arguments of its envs, registrations), pickled; None where the plan says it all."""
     num_envs = sum(plan.num_envs for plan in plans)
+    registrations = Registrations.of_this_process()
     pickles: list[bytes | None] = []
     for worker, plan in enumerate(plans):
         if plan.env_id is not None or plan.env_factory is not None:
@@ -68,7 +71,7 @@ def env_pickles(env: Env, plans: Sequence[PoolPlan], env_kwargs: EnvKwargs) -> t
             kwargs = [{**own_kwargs, **kwargs_of(env_kwargs, env_id, num_envs)} for env_id in range(num_envs)[rows]]
         its_env = list(env[rows]) if isinstance(env, Sequence) and not isinstance(env, str) else _resolved(env)
         try:
-            pickles.append(cloudpickle.dumps((its_env, kwargs)))
+            pickles.append(cloudpickle.dumps((its_env, kwargs, registrations)))
         except Exception as error:
             raise UsageError(f"the env cannot be pickled for the workers: {type(error).__name__}: {error}") from error
     return tuple(pickles)
@@ -115,6 +118,8 @@ def _resolved(env: Any) -> Any:
     """Ids registered in this process only mean something as Gymnasium's spec."""
     if isinstance(env, EnvSpec) and env.id is not None:
         env = env.id
+    if isinstance(env, GymnasiumSpec):
+        return portable(env)
     return registered(env) if isinstance(env, str) and not is_envpool_task(env) else env
 
 
@@ -127,13 +132,12 @@ def _plain_env(env: Env) -> EnvSpec | None:
         return None
     if env_id in plugin_names() or is_envpool_task(env_id):
         return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)
-    try:
-        entry_point = registered(env_id).entry_point
-    except (gymnasium.error.Error, MissingExtra):
-        entry_point = "gymnasium.envs."  # unknown here; the workers may have it, or will say that they do not
-    is_built_in = isinstance(entry_point, str) and entry_point.startswith(("gymnasium.envs.", "envfleet.pool."))
-    if not is_built_in:
-        return None
+    with contextlib.suppress(
+        gymnasium.error.Error, MissingExtra
+    ):  # the workers may have it, or will say that they do not
+        spec = registered(env_id)
+        if not (is_gymnasiums_own(spec) or str(spec.entry_point).startswith("envfleet.pool.")):
+            return None
     return env if isinstance(env, EnvSpec) else EnvSpec(id=env_id)
 
 

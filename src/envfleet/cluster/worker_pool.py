@@ -23,6 +23,7 @@ from envfleet.pool.infos import object_column
 from envfleet.pool.making import make
 from envfleet.pool.native_plugins import load_native
 from envfleet.pool.pool import EnvPool
+from envfleet.pool.registrations import register_all
 
 logger = logging.getLogger("envfleet.worker")
 
@@ -257,7 +258,9 @@ def _zeros(num_envs: int) -> dict[str, Array]:
 def _env_of(plan: PoolPlan, arrays: Arrays) -> tuple[Any, Any]:
     """The env, and the arguments of each."""
     if "env" in arrays:
-        env, kwargs = cloudpickle.loads(arrays["env"].tobytes())  # of the head, over an authenticated connection
+        pickled = arrays["env"].tobytes()  # of the head, over an authenticated connection
+        env, kwargs, registrations = cloudpickle.loads(pickled)
+        register_all(registrations.specs())
         return env, kwargs
     if plan.native_file is not None:
         load_native(plan.native_file)

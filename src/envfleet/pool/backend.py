@@ -37,7 +37,7 @@ class PoolConfig:
     batch_size: int | None = None  # None: wait for every env
     autoreset: Autoreset = Autoreset.NEXT_STEP
     max_env_restarts: int | None = None  # None: an env that fails is reported, not restarted
-    num_workers: int | None = None  # None: chosen from the CPUs and from how the env spends its time
+    num_workers: int | None = None  # None: one for each CPU that may be used
     pin_workers: bool = False  # bind each worker to its share of the CPUs, where there are enough of them
     timeout_s: float = 60.0  # for results of envs
     start_timeout_s: float = 300.0  # for building them

@@ -14,6 +14,7 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.pixel_observation import PixelObservation
+from envfleet.pool.registrations import portable
 from envfleet.pool.simulators.atari_ids import atari_spec
 from envfleet.pool.simulators.mujoco_gl import advice
 
@@ -66,6 +67,11 @@ class EnvBuilder:
         return env
 
 
+def take_or_build(built: list[Any], build: Callable[[], Any]) -> Any:
+    """Env 0, which was built to learn the spaces; only a restart builds another one in its place."""
+    return built.pop() if built else build()
+
+
 def env_builders(
     env: EnvLike | Sequence[Callable[..., Any]],
     num_envs: int,
@@ -105,7 +111,7 @@ def env_builders(
 def registered(env_id: str) -> GymnasiumSpec:
     """How the env of this id, or of "module:id", is built: ours for Atari games, else what is registered."""
     name = without_module(env_id)
-    return atari_spec(name) or gymnasium.spec(name)
+    return atari_spec(name) or portable(gymnasium.spec(name))
 
 
 def without_module(env_id: str) -> str:
@@ -124,7 +130,9 @@ def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
         return registered(env.id) if env.id is not None else str(env.factory)
     if isinstance(env, str):
         return registered(env)
-    if isinstance(env, GymnasiumSpec) or callable(env):
+    if isinstance(env, GymnasiumSpec):
+        return portable(env)
+    if callable(env):
         return env
     raise UsageError(
         f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "

@@ -62,8 +62,8 @@ def make(
             env's index to a dict.
         max_episode_steps: Truncate episodes after so many steps; None: as registered.
         num_workers: Number of child processes, or of threads (the calling one included) for native envs. None:
-            one for each CPU this process may use, and more processes if the env mostly waits, which its first
-            steps show; the log says what was chosen and why.
+            one for each CPU this process may use. Envs that mostly wait (for a network, a simulator elsewhere) want
+            more processes, up to one for each env; if your first steps show that, a warning in the log says how many.
         pin_workers: Bind each worker to its share of the CPUs, if there are at least as many CPUs. None: child
             processes yes; threads no, since the calling thread may be anywhere.
         on_env_error: "raise": an env that fails, or whose process dies, raises EnvFailed. "restart": its row

@@ -25,7 +25,6 @@ import numpy as np
 
 from envfleet import _native
 
-SCOUT = -1  # the child id of the scout
 KILL_WAIT_S = 5.0  # until killed processes are gone
 
 
@@ -38,7 +37,7 @@ class Spawn(NamedTuple):
 
 
 class WatchBoard(NamedTuple):
-    """Parent -> nursery: from now on report deaths on this board as well, where the parent waits."""
+    """Parent -> nursery: report deaths on this board, where the parent waits. The first message."""
 
     fd: int
     num_envs: int
@@ -65,7 +64,7 @@ class Close(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """Nursery -> parent: a child has died."""
+    """A child has died."""
 
     child: int
     status: int  # as waitpid gives it
@@ -108,13 +107,6 @@ class Nursery:
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
-
-    def next_exit(self, timeout_s: float) -> Exited | None:
-        """The next child that died, or None after `timeout_s` or when the nursery is gone."""
-        try:
-            return self._connection.recv() if self._connection.poll(timeout_s) else None
-        except (EOFError, ConnectionResetError):
-            return None
 
     def close(self, grace_s: float = 0.0) -> None:
         """End the process and its children, who may have been told to stop by themselves."""
@@ -166,9 +158,8 @@ class _Keeper:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
                 for exited in _reap(self._children):
-                    if self._board is not None and exited.child != SCOUT:
+                    if self._board is not None:
                         self._board.report_exit(exited.child, exited.status)
-                    self._connection.send(exited)
                 if self._connection.fileno() in ready:
                     is_open = self._obey(self._connection.recv())
         except (EOFError, ConnectionResetError, BrokenPipeError):

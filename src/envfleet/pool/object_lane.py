@@ -72,21 +72,20 @@ class Windows:
         self._num_envs = num_envs
 
     options = 0  # options of the reset under way; parent to all children
-    traits = 1  # of the first env; scout to parent
-    timing = 2  # of its steps; scout to parent
-    scout = 3  # how to build it; parent to scout
+    traits = 1  # of env 0; its child to parent
+    step_times = 2  # of the first steps of child 0; to parent
 
     def action(self, env_id: int) -> int:
         """Parts of an env's action that are no arrays; parent to child."""
-        return 4 + env_id
+        return 3 + env_id
 
     def result(self, env_id: int) -> int:
         """Extras of an env's result; child to parent."""
-        return 4 + self._num_envs + env_id
+        return 3 + self._num_envs + env_id
 
     def request(self, child: int) -> int:
         """A request to a child."""
-        return 4 + 2 * self._num_envs + 2 * child
+        return 3 + 2 * self._num_envs + 2 * child
 
     def reply(self, child: int) -> int:
         """A child's reply to it."""

@@ -24,17 +24,17 @@ from envfleet.pool.cpus import usable_cpus
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.household import Household
 from envfleet.pool.info_columns import InfoColumns
-from envfleet.pool.nursery import KILL_WAIT_S, SCOUT, Nursery, Signal, Spawn, WatchBoard
+from envfleet.pool.nursery import KILL_WAIT_S, Nursery, Signal, Spawn, WatchBoard
 from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.registrations import Registrations
 from envfleet.pool.rows import Extras, assemble_batch
-from envfleet.pool.scout import Findings, choose_num_workers
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
+from envfleet.pool.step_timing import StepTimes, advice
 
 logger = logging.getLogger("envfleet.pool")
 
 WAIT_SLICE_S = 0.2  # how often a wait looks whether the nursery still lives; all else wakes it at once
 STACK_WAIT_S = 1.0
-MEASURE_WAIT_S = 10.0  # for the scout's steps; they are cut off at 0.2 s unless one of them hangs
 
 _OP_NAMES = {_native.STEP: "in step()", _native.RESET: "in reset()"}
 
@@ -43,36 +43,39 @@ class ProcessBackend:
     """Child processes, each with several envs, and the memory they share with this process."""
 
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
-        """Learn the spaces from a scout, then start the children and have them build the envs."""
+        """Start the children and have them build the envs: env 0 first, which tells the spaces."""
         self._config = config
         self.step_at_once: StepAtOnce | None = None
         self._builders = list(builders)
+        self._registrations = Registrations.of_this_process()
         self._files = MemoryFiles.create()
         self._lane = ObjectLane(self._files.objects)
         self._windows = Windows(config.num_envs)
         self._household = Household(self._files)
         self._finalizer = weakref.finalize(self, Household.shut, self._household)
+        self._shape = self._choose_shape()
+        self._has_begun = False
+        self._num_requests = [1] * self._shape.num_children  # the first reply says that the child is ready
+        self._all_env_ids = np.arange(config.num_envs, dtype=np.int32)
+        # A caller who has chosen the number needs no advice on it.
+        self._awaits_step_times = config.num_workers is None and self._shape.num_children < config.num_envs
         deadline_s = time.monotonic() + config.start_timeout_s
         try:
-            findings = self._scout(deadline_s)
-            self._shape = self._choose_shape(findings)
-            self.traits: EnvTraits = findings.traits
+            self.traits: EnvTraits = self._begin_with_first(deadline_s)
             self._obs_tree = SpaceTree(self.traits.observation_space)
             self._action_tree = SpaceTree(self.traits.action_space)
-            SharedArrays.allocate(self._files, self._shape, self._action_tree)
             self._info_columns = InfoColumns(self.traits.info_columns)
+            SharedArrays.allocate(self._files, self._shape, self._action_tree)
             self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns)
             self._board = self._household.board = self._arrays.board
-            self._household.num_children = self._shape.num_children
-            self._board.clear()
             self._board.let_parent_spin(self._shape.num_children < usable_cpus())
-            self._all_env_ids = np.arange(config.num_envs, dtype=np.int32)
-            self._num_requests = [1] * self._shape.num_children  # the first reply says that the child is ready
-            self._household.nursery.tell(self._watch())
-            for child in range(self._shape.num_children):
-                self._spawn(child, lost_because=None, delay_s=0.0)
+            self._num_requests[0] += 1
+            self._board.post_request(0)
+            for child in range(1, self._shape.num_children):
+                self._spawn(child)
             for child in range(self._shape.num_children):
                 self._wait_replies(child, deadline_s, "build its envs", "start_timeout_s")
+            self._has_begun = True
         except BaseException:
             self.close()
             raise
@@ -109,6 +112,8 @@ class ProcessBackend:
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
                 raise PoolTimeout(self._report_busy(f"no full batch after {timeout_s:g} s"))
+        if self._awaits_step_times:
+            self._hear_of_step_times()
         flags, arrays = self._board.take(line)
         columns, final_columns = self._arrays.split(arrays)
         if flags == 0 and self._obs_tree.is_one_array:  # the common case, for which the caller waits
@@ -151,47 +156,64 @@ class ProcessBackend:
 
     # -- starting --
 
-    def _scout(self, deadline_s: float) -> Findings:
-        nursery, lane = self._household.nursery, self._lane
-        lane.put_code(Windows.scout, self._builders[0])
-        nursery.tell(Spawn(SCOUT, process_child.scout, (self._files, self._config.num_workers is None)))
-        measured_by_s = None  # the latest time for its measurement to end, once the env is built
-        while (exited := nursery.next_exit(WAIT_SLICE_S)) is None:
-            now_s = time.monotonic()
-            if not nursery.is_alive:
-                raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
-            if measured_by_s is None and not lane.is_empty(Windows.traits):
-                measured_by_s = now_s + MEASURE_WAIT_S
-            if measured_by_s is not None and now_s >= measured_by_s:
-                nursery.tell(Signal(SCOUT, signal.SIGKILL))
-            elif measured_by_s is None and now_s >= deadline_s:
-                raise PoolTimeout(
-                    f"the first env was not built after start_timeout_s={self._config.start_timeout_s:g} s; "
-                    "if it takes that long, pass a larger start_timeout_s"
-                )
-        if lane.is_empty(Windows.traits):
-            raise ChildDied(f"the process that built the first env {_death(exited.status)}", env_id=0, env_ids=[0])
-        traits: EnvTraits | Failure = lane.get(Windows.traits)
-        if isinstance(traits, Failure):
-            raise traits.to_exception("cannot be built:")
-        return Findings(traits, None if lane.is_empty(Windows.timing) else lane.get(Windows.timing))
-
-    def _choose_shape(self, findings: Findings) -> PoolShape:
+    def _choose_shape(self) -> PoolShape:
         num_envs, num_workers = self._config.num_envs, self._config.num_workers
         if num_workers is None:
-            num_workers, reason = choose_num_workers(findings, num_envs, usable_cpus())
+            num_workers, reason = usable_cpus(), "one for each CPU"
         else:
-            num_workers, reason = min(num_workers, num_envs), "as the caller chose"
+            reason = "as the caller chose"
+        num_workers = min(num_workers, num_envs)
         logger.info("%d worker processes for %d envs: %s", num_workers, num_envs, reason)
         return PoolShape(num_envs, num_workers, self._config.rows, self._config.autoreset)
+
+    def _begin_with_first(self, deadline_s: float) -> EnvTraits:
+        """Start the first child. It builds env 0, says what that is like, and waits for the arrays."""
+        SharedArrays.allocate_board(self._files, self._shape)
+        board = self._board = SharedArrays.board_alone(self._files, self._shape)
+        board.clear()
+        self._household.nursery.tell(self._watch())
+        self._household.num_children = self._shape.num_children
+        self._spawn(0, is_first=True)
+        while board.wait_replies(0, 1, self._slice_s(deadline_s)) != _native.READY:
+            if not self._household.nursery.is_alive:
+                raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
+            for _, status in board.take_exits():
+                raise self._why_not_built(_death(status))
+            if time.monotonic() >= deadline_s:
+                stack = "" if board.pid(0) is None else f"\n{self._stack_of(0)}"
+                raise PoolTimeout(
+                    f"the first env was not built after start_timeout_s={self._config.start_timeout_s:g} s; "
+                    f"if it takes that long, pass a larger start_timeout_s{stack}"
+                )
+        self._household.board = board  # from here on an env is there to be closed
+        traits: EnvTraits = self._lane.get(Windows.traits)
+        return traits
+
+    def _why_not_built(self, how: str) -> Exception:
+        """The first child died before env 0 was there."""
+        if how == _BUILD_FAILED_TEXT:
+            failure: Failure = self._lane.get(self._windows.reply(0))
+            return failure.to_exception("cannot be built:")
+        return ChildDied(f"the process that built the first env {how}", env_id=0, env_ids=[0])
 
     def _watch(self) -> WatchBoard:
         shape = self._shape
         return WatchBoard(self._files.board, shape.num_envs, shape.num_children, shape.batch_size)
 
-    def _spawn(self, child: int, *, lost_because: str | None, delay_s: float) -> None:
+    def _spawn(
+        self, child: int, *, is_first: bool = False, lost_because: str | None = None, delay_s: float = 0.0
+    ) -> None:
         first, end = self._board.first_env(child), self._board.first_env(child + 1)
-        start = process_child.Start(self._builders[first:end], first, self.traits, self._config, lost_because, delay_s)
+        start = process_child.Start(
+            builders=self._builders[first:end],
+            registrations=self._registrations,
+            first_env=first,
+            traits=None if is_first else self.traits,
+            config=self._config,
+            times_steps=is_first and self._awaits_step_times,
+            lost_because=lost_because,
+            delay_s=delay_s,
+        )
         self._lane.put_code(self._windows.request(child), start)
         self._household.nursery.tell(Spawn(child, process_child.run, (self._files, self._shape)))
 
@@ -206,16 +228,24 @@ class ProcessBackend:
             self._replace_nursery()
         if waited != _native.NEWS:
             return
-        exits = self._board.take_exits()
-        while exits and self._household.nursery.next_exit(0.0):
-            pass  # the same news, by the connection that the scout needed
-        deaths = [self._replace_child(child, _death(status)) for child, status in exits]
+        deaths = [self._replace_child(child, _death(status)) for child, status in self._board.take_exits()]
         if error := next((error for error in deaths if error is not None), None):
             raise error
         if (env_id := self._board.next_failed_env()) is not None:
             extras = Extras(*self._lane.get(self._windows.result(env_id)))
             assert extras.failure is not None  # the flag and the report are written together
             raise extras.failure.to_exception()
+
+    def _hear_of_step_times(self) -> None:
+        """Once the first child knows how its envs spend their time: advise more processes if they mostly wait."""
+        if self._lane.is_empty(Windows.step_times):
+            return
+        self._awaits_step_times = False
+        times: StepTimes = self._lane.get(Windows.step_times)
+        if text := advice(times, self._shape.num_children, self._shape.num_envs, usable_cpus()):
+            logger.warning(text)
+        else:
+            logger.info("%d worker processes fit: %s", self._shape.num_children, times)
 
     def _extras(self, env_ids: np.ndarray[Any, Any], row_flags: np.ndarray[Any, Any]) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
@@ -272,8 +302,10 @@ class ProcessBackend:
         self._board.recover(child)
         self._num_requests[child] = 1
         num_failures = self._board.add_failure(culprit)
-        self._spawn(child, lost_because=reason, delay_s=backoff_s(num_failures))
-        if self._config.max_env_restarts is not None and num_failures <= self._config.max_env_restarts:
+        is_last = self._config.max_env_restarts is None or num_failures > self._config.max_env_restarts
+        if self._has_begun or not is_last:  # or there will be no pool whose envs another child could build
+            self._spawn(child, lost_because=reason, delay_s=backoff_s(num_failures))
+        if not is_last:
             logger.warning("%s; a new one takes its place", reason)
             return None
         if isinstance(reply, Failure):

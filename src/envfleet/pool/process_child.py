@@ -7,24 +7,28 @@ import faulthandler
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet import _native
 from envfleet.contract.episode import Transition
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import PoolConfig
-from envfleet.pool.building import EnvBuilder
+from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.info_columns import InfoColumns
 from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.registrations import Registrations, register_all
 from envfleet.pool.rows import RowWriter, WrongObservation, action_reader
-from envfleet.pool.scout import time_steps
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
+from envfleet.pool.step_timing import StepTimes
 from envfleet.pool.tolerant_output import tolerate_full_disk
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
 
@@ -53,27 +57,13 @@ class Start(NamedTuple):
     """A child's first request. It lies in the object lane, so that the nursery never runs the user's code."""
 
     builders: list[EnvBuilder]
+    registrations: Registrations
     first_env: int
-    traits: EnvTraits
+    traits: EnvTraits | None  # of env 0; None: this child builds it first, and says them
     config: PoolConfig
+    times_steps: bool
     lost_because: str | None  # set: this child takes the place of one that died
     delay_s: float  # before it builds anything: the back-off of a child that dies again and again
-
-
-def scout(_child: int, files: MemoryFiles, measure: bool) -> None:
-    """The scout's process: build one env, look at it, leave."""
-    tolerate_full_disk()
-    lane = ObjectLane(files.objects)
-    try:
-        env = lane.get(Windows.scout)()
-        lane.put(Windows.traits, traits_of(env))
-        if measure:  # last: a random action may be the end of this process
-            lane.put(Windows.timing, time_steps(env))
-        with contextlib.suppress(Exception):
-            env.close()
-    except (Exception, SystemExit) as error:
-        lane.put(Windows.traits, Failure.of(0, error))
-        sys.exit(BUILD_FAILED)
 
 
 def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
@@ -82,40 +72,74 @@ def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
     faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True, chain=False)
     lane = ObjectLane(files.objects)
     windows = Windows(shape.num_envs)
+    env_id = child * shape.num_envs // shape.num_children  # its first env, as the board has it
     try:
-        process = ChildProcess(child, files, shape, lane.get(windows.request(child)), lane, windows)
-    except _BuildFailed as error:
-        lane.put(windows.reply(child), error.failure)
+        start: Start = lane.get(windows.request(child))
+        process = ChildProcess.begin(child, files, shape, start, lane, windows)
+    except (Exception, SystemExit) as error:
+        failure = error.failure if isinstance(error, _BuildFailed) else Failure.of(env_id, error)
+        lane.put(windows.reply(child), failure)
         sys.exit(BUILD_FAILED)
-    process.board.reply()
-    process.loop()
+    if process is not None:
+        process.board.reply()
+        process.loop()
 
 
 class ChildProcess:
     """The envs of one child and the shared memory they write to."""
 
-    def __init__(
-        self, child: int, files: MemoryFiles, shape: PoolShape, start: Start, lane: ObjectLane, windows: Windows
-    ) -> None:
-        """Build the envs."""
+    @classmethod
+    def begin(
+        cls, child: int, files: MemoryFiles, shape: PoolShape, start: Start, lane: ObjectLane, windows: Windows
+    ) -> ChildProcess | None:
+        """Build the envs. None: the parent said that it needs none, once it knew their spaces."""
         time.sleep(start.delay_s)
         if start.config.pin_workers:
             keep_to_share(child, shape.num_children)
-        obs_tree = SpaceTree(start.traits.observation_space)
+        specs = start.registrations.specs()
+        builds: list[Callable[[], Any]] = [partial(_build, build, specs) for build in start.builders]
+        traits = start.traits
+        if traits is None:
+            board = SharedArrays.board_alone(files, shape)
+            board.start_child(child)
+            env = builds[0]()
+            traits = traits_of(env)
+            lane.put(Windows.traits, traits)
+            if not _may_go_on(board):
+                with contextlib.suppress(Exception):
+                    env.close()
+                return None
+            builds[0] = partial(take_or_build, [env], builds[0])
+        return cls(child, files, shape, start, traits, builds, lane, windows)
+
+    def __init__(
+        self,
+        child: int,
+        files: MemoryFiles,
+        shape: PoolShape,
+        start: Start,
+        traits: EnvTraits,
+        builds: Sequence[Callable[[], Any]],
+        lane: ObjectLane,
+        windows: Windows,
+    ) -> None:
+        """Build those envs that are not built yet, all with the spaces of `traits`."""
+        obs_tree = SpaceTree(traits.observation_space)
         self._child = child
         self._lane = lane
         self._windows = windows
-        self._action_tree = SpaceTree(start.traits.action_space)
-        info_columns = InfoColumns(start.traits.info_columns)
+        self._action_tree = SpaceTree(traits.action_space)
+        info_columns = InfoColumns(traits.info_columns)
         self._arrays = SharedArrays(files, shape, obs_tree, self._action_tree, info_columns)
         self._writer = RowWriter(obs_tree, info_columns)
         self._known_columns: dict[tuple[int, int], Any] = {}  # by line and buffer: columns, final columns
         self._columns: Any = None  # of the buffer written last
         self._line = self._buffer = -1
+        self._step_times = StepTimes() if start.times_steps else None
         self.board = self._arrays.board
         self.board.start_child(child)
         self._episodes: dict[int, GuardedEpisode] = {}
-        for env_id, build in enumerate(start.builders, start.first_env):
+        for env_id, build in enumerate(builds, start.first_env):
             try:
                 episode = GuardedEpisode(
                     env_id,
@@ -127,10 +151,11 @@ class ChildProcess:
                     lost_because=start.lost_because,
                     seed=None if start.lost_because is None else self.board.seed(env_id),
                 )
-                require_same_spaces(start.traits, episode.env, env_id)
+                self._episodes[env_id] = episode
+                require_same_spaces(traits, episode.env, env_id)
             except (Exception, SystemExit) as error:
+                self._close_envs()
                 raise _BuildFailed(Failure.of(env_id, error)) from error
-            self._episodes[env_id] = episode
 
     def loop(self) -> None:
         """Do tasks until told to stop."""
@@ -145,7 +170,8 @@ class ChildProcess:
             op, env_id, line = task
             if op == _native.STEP:
                 episode = episodes[env_id]
-                finish(env_id, line, episode, episode.step(read_action(env_id)))
+                step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
+                finish(env_id, line, episode, step(read_action(env_id)))
             elif op == _native.RESET:
                 episode = episodes[env_id]
                 options = self._lane.get(Windows.options)
@@ -156,9 +182,21 @@ class ChildProcess:
                 self._answer(self._lane.get(self._windows.request(self._child)))
             else:
                 break
-        for episode in episodes.values():
+        self._close_envs()
+
+    def _close_envs(self) -> None:
+        for episode in self._episodes.values():
             with contextlib.suppress(Exception):
                 episode.env.close()
+
+    def _time_step(self, step: Callable[[Any], Transition], action: Any) -> Transition:
+        """Step, and say how the first steps spent their time once there were enough of them."""
+        assert self._step_times is not None
+        transition = self._step_times.timed(partial(step, action))
+        if self._step_times.are_enough:
+            self._lane.put(Windows.step_times, self._step_times)
+            self._step_times = None
+        return transition
 
     def _read_action(self, env_id: int) -> Any:
         """An action with parts that are no arrays: those lie in the object lane."""
@@ -222,6 +260,19 @@ class ChildProcess:
     def _reply(self, reply: list[Any] | Failure) -> None:
         self._lane.put(self._windows.reply(self._child), reply)
         self.board.reply()
+
+
+def _build(build: EnvBuilder, specs: dict[str, GymnasiumSpec]) -> gymnasium.Env[Any, Any]:
+    register_all(specs)
+    return build()
+
+
+def _may_go_on(board: _native.Board) -> bool:
+    """Say that env 0 is built, and wait until the parent has laid out the arrays, or tells this child to stop."""
+    board.reply()
+    while (task := board.next_task(IDLE_WAIT_S)) is None:
+        pass
+    return bool(task[0] == _native.REQUEST)
 
 
 class _BuildFailed(Exception):

@@ -15,7 +15,7 @@ from envfleet.contract.episode import Env, Transition
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
-from envfleet.pool.building import EnvBuilder
+from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.rows import Extras, RowWriter, WrongObservation, action_reader, assemble_batch
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
@@ -31,14 +31,14 @@ class SerialBackend:
         self._num_failures: Counter[int] = Counter()
         first = builders[0]()
         self.traits: EnvTraits = traits_of(first)
-        built: list[Env] = [first]  # env 0, built to learn the spaces; only a restart builds another in its place
+        built: list[Env] = [first]
         self._obs_tree = SpaceTree(self.traits.observation_space)
         self._action_tree = SpaceTree(self.traits.action_space)
         self._writer = RowWriter(self._obs_tree)
         self._episodes = [
             GuardedEpisode(
                 env_id,
-                partial(_take_or_build, built, build),
+                partial(take_or_build, built, build),
                 config.autoreset,
                 self._obs_tree.empty(np.zeros),
                 self,
@@ -126,10 +126,6 @@ class SerialBackend:
     def forgive_failures(self, env_id: int) -> None:
         """See FailureCount."""
         self._num_failures[env_id] = 0
-
-
-def _take_or_build(built: list[Env], build: EnvBuilder) -> Env:
-    return built.pop() if built else build()
 
 
 class _Filling:

@@ -13,7 +13,6 @@ import numpy as np
 from envfleet._native import Board
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
-from envfleet.pool.backend import Line
 from envfleet.pool.batch_layout import NUM_FIXED, Column, aligned, batch_store, place_columns
 from envfleet.pool.info_columns import InfoColumns
 
@@ -52,11 +51,6 @@ class PoolShape:
     batch_size: int
     autoreset: Autoreset
 
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """The lines of batches this pool has."""
-        return (Line.FULL,) if self.batch_size == self.num_envs else (Line.FULL, Line.FIRST_READY)
-
 
 class SharedArrays:
     """A pool's shared memory as seen by one process: the board, batches, and the actions."""
@@ -70,9 +64,7 @@ class SharedArrays:
         columns = row * (2 if shape.autoreset is Autoreset.SAME_STEP else 1)
         self.stores = [
             batch_store(fd, num_rows, columns)
-            for _, fd, num_rows in zip(
-                shape.lines, (files.full, files.first_ready), (shape.num_envs, shape.batch_size), strict=False
-            )
+            for fd, num_rows in zip((files.full, files.first_ready), _rows_of_lines(shape), strict=False)
         ]
         board_bytes = _board_bytes(shape)
         self._memory = mmap.mmap(files.board, board_bytes + _action_bytes(shape.num_envs, actions))
@@ -86,8 +78,20 @@ class SharedArrays:
             )
 
     @staticmethod
+    def board_alone(files: MemoryFiles, shape: PoolShape) -> Board:
+        """The board before the spaces are known: for all but batches. The parent has sized its file."""
+        stores = [batch_store(-1, num_rows, []) for num_rows in _rows_of_lines(shape)]
+        memory = mmap.mmap(files.board, _board_bytes(shape))
+        return Board(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
+
+    @staticmethod
+    def allocate_board(files: MemoryFiles, shape: PoolShape) -> None:
+        """Size the board's file for the board alone."""
+        os.ftruncate(files.board, _board_bytes(shape))
+
+    @staticmethod
     def allocate(files: MemoryFiles, shape: PoolShape, actions: SpaceTree) -> None:
-        """Size the board's file; the batches' files grow by themselves."""
+        """Size the board's file for the actions, too; the batches' files grow by themselves."""
         os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions))
 
     def split(
@@ -100,6 +104,11 @@ class SharedArrays:
 
 def _columns(tree: SpaceTree) -> list[Column]:
     return [(leaf.dtype, leaf.shape) for leaf in tree.leaves if leaf.dtype is not None]
+
+
+def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
+    """The rows of a batch, for each line that this pool has."""
+    return (shape.num_envs,) if shape.batch_size == shape.num_envs else (shape.num_envs, shape.batch_size)
 
 
 def _action_bytes(num_envs: int, actions: SpaceTree) -> int:

@@ -38,8 +38,6 @@ class VectorBackend:
         self._build = build
         self.step_at_once: StepAtOnce | None = None
         self._vector: Vectorized = build()
-        self._why_not_some: str | None = None
-        self._knows_why = False
         try:
             self._resets_some = self._choose_rule(self._vector)
             self.traits: EnvTraits = traits_of_vector(self._vector.env)
@@ -158,10 +156,8 @@ class VectorBackend:
         return asked is Autoreset.SAME_STEP
 
     def _require_some(self, refusal: str) -> None:
-        if not self._knows_why:
-            self._why_not_some, self._knows_why = self._vector.why_not_some(self._build), True
-        if self._why_not_some is not None:
-            raise UsageError(f"{refusal}: {self._why_not_some}")
+        if (why := self._vector.why_not_some()) is not None:
+            raise UsageError(f"{refusal}: {why}")
 
     def _reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None) -> StepBatch:
         if self._is_broken:  # all episodes are lost, so all begin anew

@@ -10,7 +10,7 @@ import numpy as np
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.pool.vector_infos import with_masks
-from envfleet.pool.vectorized import LARGEST_SEED, Array, Rows, StepRows, Vectorized, require_drawing
+from envfleet.pool.vectorized import LARGEST_SEED, Array, Rows, StepRows, require_drawing
 
 
 class EnvPoolVector:
@@ -47,7 +47,7 @@ class EnvPoolVector:
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         return obs, rewards, terminated, truncated, with_masks(infos, self._num_envs)
 
-    def why_not_some(self, build: Callable[[], Vectorized]) -> str | None:
+    def why_not_some(self) -> str | None:
         """It can."""
         return None
 

@@ -6,8 +6,9 @@ They differ in how seeds are given, whether some envs can be reset alone, and ho
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gymnasium
@@ -48,15 +49,15 @@ class Vectorized(Protocol):
     def step(self, actions: Any) -> StepRows:
         """Step all envs."""
 
-    def why_not_some(self, build: Callable[[], Vectorized]) -> str | None:
-        """Why some envs cannot be reset alone; None if they can. `build` makes another one to try it out."""
+    def why_not_some(self) -> str | None:
+        """Why some envs cannot be reset alone; None if they can. Nothing is tried out."""
 
     def render(self, env_ids: Sequence[int]) -> list[Any]:
         """The frames of some envs."""
 
 
 class GymnasiumVector:
-    """Any VectorEnv. Whether some envs can be reset alone is tried out on another one, if nobody knows."""
+    """Any VectorEnv."""
 
     def __init__(self, env: Any, num_envs: int) -> None:
         """Check what a factory has made; what is refused is closed."""
@@ -99,23 +100,21 @@ class GymnasiumVector:
             self._any_ended = bool(np.any(terminated) or np.any(truncated))
         return obs, rewards, terminated, truncated, with_masks(infos, self.env.num_envs)
 
-    def why_not_some(self, build: Callable[[], Vectorized]) -> str | None:
+    def why_not_some(self) -> str | None:
         """See Vectorized.
 
-        A mask that is not understood resets all: the others' observations change, as without a mask. Where those are
-        the same in every episode nothing can be seen, and the answer is no. (No action is tried: it might do harm.)
+        A mask that is not understood resets all envs. To see which it is, another vector env would have to be built,
+        or this one reset: neither is what the caller asked for. So it is read in the code of its reset().
         """
         if self._swallows:
             return _SWALLOWS
-        if self._is_gymnasiums or self.env.num_envs == 1:
+        inner = self.env.unwrapped
+        if self._is_gymnasiums or self.env.num_envs == 1 or inner.metadata.get("reset_mask") or _names_mask(inner):
             return None
-        other = build().env
-        try:
-            is_understood = _understands_masks(other.unwrapped)
-        finally:
-            close_vector(other)
-        name = type(self.env.unwrapped).__name__
-        return None if is_understood else f"{name} has no reset_mask, by which some of its envs could be reset"
+        return (
+            f"{type(inner).__name__} has no reset_mask, by which some of its envs could be reset: its reset() does not "
+            "name it. If it passes the options on to one that does, say so: metadata['reset_mask'] = True"
+        )
 
     def render(self, env_ids: Sequence[int]) -> list[Any]:
         """See Vectorized."""
@@ -171,7 +170,7 @@ class AleVector(GymnasiumVector):
         obs, infos = self.env.reset(seed=_small_seeds(seeds))
         return obs, with_masks(infos, self.env.num_envs)
 
-    def why_not_some(self, build: Callable[[], Vectorized]) -> str | None:
+    def why_not_some(self) -> str | None:
         """It can."""
         return None
 
@@ -234,20 +233,15 @@ def _mode_of(env: Any, num_envs: int) -> Autoreset:
     return Autoreset(getattr(mode, "value", mode))
 
 
-def _understands_masks(env: Any) -> bool:
-    tree = SpaceTree(env.single_observation_space)
-
-    def others(result: tuple[Any, Any]) -> list[Array]:
-        """The observations of all envs but the first, copied."""
-        return [np.array(leaf[1:]) for leaf in tree.flatten(result[0])]
-
-    try:
-        first = others(env.reset(seed=0))
-        masked = others(env.reset(options={"reset_mask": np.arange(env.num_envs) == 0}))
-        unmasked = others(env.reset())
-    except Exception:
-        return False
-    return _equal(first, masked) and not _equal(masked, unmasked)
+def _names_mask(env: Any) -> bool:
+    """Does the code of its reset() name "reset_mask"?"""
+    codes = [getattr(inspect.unwrap(type(env).reset), "__code__", None)]
+    while codes:
+        constants = getattr(codes.pop(), "co_consts", ())
+        if "reset_mask" in constants:
+            return True
+        codes += [each for each in constants if inspect.iscode(each)]  # of functions inside it
+    return False
 
 
 def _one_or_all(seeds: Sequence[int | None]) -> int | list[int | None] | None:
@@ -260,10 +254,6 @@ def _one_or_all(seeds: Sequence[int | None]) -> int | list[int | None] | None:
 
 def _small_seeds(seeds: Sequence[int | None]) -> Array:
     return np.array([-1 if seed is None else seed % LARGEST_SEED for seed in seeds])
-
-
-def _equal(leaves: list[Array], others: list[Array]) -> bool:
-    return all(np.array_equal(leaf, other) for leaf, other in zip(leaves, others, strict=True))
 
 
 def _taken(leaf: Any, rows: Array) -> Any:
