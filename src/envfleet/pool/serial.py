@@ -12,12 +12,13 @@ import numpy as np
 
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Env, Transition
+from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
 from envfleet.pool.building import EnvBuilder
-from envfleet.pool.guard import Failure, GuardedEpisode
-from envfleet.pool.rows import Extras, RowWriter, WrongObservation, action_reader, assemble_batch
+from envfleet.pool.guard import ENV_ERRORS, Failure, GuardedEpisode
+from envfleet.pool.rows import Extras, RowWriter, action_reader, assemble_batch
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
 
 
@@ -43,6 +44,7 @@ class SerialBackend:
                 self._obs_tree.empty(np.zeros),
                 self,
                 max_restarts=config.max_env_restarts,
+                check_obs=ObservationCheck(self._obs_tree),
             )
             for env_id, build in enumerate(builders)
         ]
@@ -105,13 +107,13 @@ class SerialBackend:
         """See Backend."""
         episodes, self._episodes = self._episodes, []
         for episode in episodes:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*ENV_ERRORS):
                 episode.env.close()
 
     def _on_env(self, env_id: int, function: Callable[..., Any], *args: Any) -> Any:
         try:
             return function(self._episodes[env_id].env, *args)
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise Failure.of(env_id, error).to_exception() from None
 
     def num_failures(self, env_id: int) -> int:
@@ -149,11 +151,7 @@ class _Filling:
         self.num_done = 0
 
     def write(self, row: int, env_id: int, episode: GuardedEpisode, transition: Transition, writer: RowWriter) -> None:
-        try:
-            writer.write(transition, self.columns, self.final_columns, row)
-        except WrongObservation as error:
-            transition = episode.refuse_obs(error)
-            writer.write(transition, self.columns, self.final_columns, row)
+        transition = writer.write(episode, transition, self.columns, self.final_columns, row)
         extras = writer.extras(episode, transition)
         env_ids, rewards, terminated, truncated = self.fixed
         env_ids[row] = env_id
