@@ -75,9 +75,10 @@ class SerialBackend:
         num_rows = self._config.num_envs if line is Line.FULL else self._config.rows
         filling = self._filling = self._filling or _Filling(self._obs_tree, num_rows)
         while filling.num_done < num_rows:
-            env_id, task = self._tasks.popleft()
+            env_id, task = self._tasks[0]
             row = env_id if line is Line.FULL else filling.num_done
             filling.write(row, env_id, self._episodes[env_id], task(), self._writer)
+            self._tasks.popleft()  # not before: a Ctrl-C in the env's step leaves it to the next recv()
             failure = self._episodes[env_id].failure
             if failure is not None:
                 self._failures.append(failure)
