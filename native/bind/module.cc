@@ -33,6 +33,9 @@ void die_with_parent(int parent_pid) {
   if (getppid() != parent_pid) kill(getpid(), SIGKILL);
 }
 
+/// Become the parent of descendants whose own parents end, instead of init. Forked processes do not inherit this.
+void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
 bool import_numpy() {
   import_array1(false);
   return true;
@@ -61,4 +64,5 @@ NB_MODULE(_native, m) {
   envfleet::bind_native_pool(m);
   m.def("has_nan", &envfleet::has_nan);
   m.def("die_with_parent", &envfleet::die_with_parent, "parent_pid"_a);
+  m.def("adopt_orphans", &envfleet::adopt_orphans);
 }

@@ -387,3 +387,107 @@ def test_ids_with_a_module(tmp_path, monkeypatch):
             make("no_such_module_anywhere:OfAModule-v0")
     finally:
         gymnasium.registry.pop("OfAModule-v0", None)
+
+
+# -- wrong results --
+
+
+class WrongSteps(Plain):
+    """What reset() and step() return is given."""
+
+    def __init__(self, num_envs, first=None, result=None):
+        super().__init__(num_envs)
+        self.single_observation_space = spaces.Box(0, 255, (1,), np.uint8)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._first, self._result = first, result
+
+    def reset(self, *, seed=None, options=None):
+        return (np.full((2, 1), 7, np.uint8), {}) if self._first is None else self._first
+
+    def step(self, actions):
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
+
+
+OBS, NO = np.zeros((2, 1), np.uint8), np.zeros(2, np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ((OBS, NO, NO, NO, None), "info of its step() must be a dict; got None"),
+        ((OBS, NO, NO, {}), "must return (obs, reward, terminated, truncated, info); got a tuple of 4"),
+        ((OBS, None, NO, NO, {}), "rewards of its step() must be an array of 2 numbers; got None"),
+        ((OBS, np.zeros((2, 2)), NO, NO, {}), "rewards of its step() must be an array of 2 numbers; got an array"),
+        ((OBS, np.zeros(2, complex), NO, NO, {}), "rewards of its step() must be an array of 2 numbers; got an array"),
+        ((OBS, NO, [None, False], NO, {}), "terminations of its step() must be an array of 2 numbers; got a list"),
+        ((OBS, NO, NO, True, {}), "truncations of its step() must be an array of 2 numbers; got bool True"),
+        ((np.full((2, 1), 0.5), NO, NO, NO, {}), "dtype uint8, as its space says; got dtype float64"),
+        ((OBS[:1], NO, NO, NO, {}), "shape (2, 1) and dtype uint8, as its space says; got shape (1, 1)"),
+        (GeneratorExit("told to"), "GeneratorExit: told to"),
+        (SystemExit(3), "SystemExit: 3"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_wrong_step_is_a_failure(result, text):
+    with make(partial(WrongSteps, result=result)) as pool:
+        pool.reset()
+        with pytest.raises(envfleet.EnvFailed) as caught:
+            pool.step(GO_ON)
+        assert text in str(caught.value.args[0]) and "Traceback" in caught.value.child_traceback
+        obs, _, _, truncated, infos = pool.recv()
+        assert obs.tolist() == [[7], [7]] and obs.dtype == np.uint8 and truncated.all()
+        assert text in infos["env_error"][0]
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        ((OBS, None), "info of its reset() must be a dict; got None"),
+        (OBS[0], "its reset() must return (obs, info); got an array"),
+        ((np.full((2, 1), 0.5), {}), "dtype uint8, as its space says; got dtype float64"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_wrong_reset_is_a_failure(first, text):
+    with make(partial(WrongSteps, first=first)) as pool, pytest.raises(envfleet.EnvFailed) as caught:
+        pool.reset()
+    assert text in str(caught.value.args[0])
+
+
+class FloatImages(Counter):
+    """Its last observation is not of its space."""
+
+    observation_space = spaces.Box(0, 255, (1,), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return obs.astype(np.uint8), info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs + 0.5 if terminated else obs.astype(np.uint8), reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("own_mode", list(AutoresetMode), ids=lambda mode: mode.name.lower())
+def test_a_final_observation_of_another_kind_is_refused(own_mode):
+    build = partial(SyncVectorEnv, [partial(FloatImages, last=2)] * 2, autoreset_mode=own_mode)
+    mode = "next_step" if own_mode is AutoresetMode.NEXT_STEP else "same_step"
+    with make(lambda num_envs: build(), autoreset_mode=mode) as pool:
+        pool.reset()
+        pool.step(GO_ON)
+        with pytest.raises(envfleet.EnvFailed, match="float32.* to .*uint8|must be an array .* got dtype float32"):
+            pool.step(GO_ON)
+        assert pool.recv()[3].all()
+
+
+def test_observations_of_the_same_kind_get_the_dtype_of_their_space():
+    class Doubles(Plain):
+        def step(self, actions):
+            obs, *others = super().step(actions)
+            return obs.astype(np.float64), *others
+
+    with make(Doubles) as pool:
+        pool.reset()
+        assert pool.step(GO_ON)[0].dtype == np.float32

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from envfleet.contract.errors import StepOnEndedEpisode
+from envfleet.contract.results import reset_result, step_result
 
 
 class Env(Protocol):
@@ -44,24 +46,34 @@ class Transition(NamedTuple):
     final_info: dict[str, Any] | None = None
 
 
+def _any_obs(obs: Any) -> None:
+    """Accept every observation."""
+
+
 @dataclass(slots=True)
 class Episode:
-    """One environment and the rule for what follows its last step."""
+    """One environment and the rule for what follows its last step.
+
+    What the env returns is checked before anything changes: WrongResult is raised as if by the env itself.
+    """
 
     env: Env
     autoreset: Autoreset
     last_obs: Any  # before the first reset: an observation of zeros
     ended: bool = True
     next_seed: int | None = None  # for the next reset without a seed of its own: the env is new and unseeded
+    check_obs: Callable[[Any], None] = _any_obs  # raises for an observation that cannot be used
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Transition:
         """Start an episode, whatever state the last one is in."""
         if seed is None:
             seed = self.next_seed
-        self.last_obs, info = self.env.reset(seed=seed, options=options)
+        obs, info = reset_result(self.env.reset(seed=seed, options=options))
+        self.check_obs(obs)
+        self.last_obs = obs
         self.next_seed = None
         self.ended = False
-        return Transition(self.last_obs, 0.0, False, False, info)
+        return Transition(obs, 0.0, False, False, info)
 
     def step(self, action: Any) -> Transition:
         """Take one step, or do what the autoreset mode says after the last one."""
@@ -69,8 +81,10 @@ class Episode:
             if self.autoreset is Autoreset.NEXT_STEP:
                 return self.reset()
             raise StepOnEndedEpisode("the episode of this env has ended: reset it before the next step()")
-        self.last_obs, reward, terminated, truncated, info = self.env.step(action)
-        transition = Transition(self.last_obs, float(reward), bool(terminated), bool(truncated), info)
+        obs, reward, terminated, truncated, info = step_result(self.env.step(action))
+        self.check_obs(obs)
+        self.last_obs = obs
+        transition = Transition(obs, reward, terminated, truncated, info)
         return self._end(transition) if terminated or truncated else transition
 
     def cut_short(self, info: dict[str, Any]) -> Transition:

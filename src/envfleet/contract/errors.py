@@ -98,14 +98,14 @@ class EnvFailed(EnvFleetError):
 class ChildDied(EnvFailed):
     """The process that ran some envs died. `env_ids` are all whose episodes are lost."""
 
-    def __init__(self, message: str, *, env_id: int, env_ids: Sequence[int]) -> None:
+    def __init__(self, message: str, *, env_id: int, env_ids: Sequence[int], child_traceback: str = "") -> None:
         """`env_id` is the env that ran when the process died."""
-        super().__init__(message, env_id=env_id)
+        super().__init__(message, env_id=env_id, child_traceback=child_traceback)
         self.env_ids = tuple(env_ids)
 
     def __str__(self) -> str:
-        """The message alone: nobody is left who could tell more."""
-        return str(self.args[0])
+        """The message, and the traceback if the process could still tell it."""
+        return f"{self.args[0]}\n\n{self.child_traceback}" if self.child_traceback else str(self.args[0])
 
 
 class PoolTimeout(EnvFleetError, TimeoutError):

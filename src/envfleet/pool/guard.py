@@ -13,11 +13,16 @@ import numpy as np
 
 from envfleet.contract.episode import Autoreset, Env, Episode, Transition
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+from envfleet.contract.results import WrongResult
 
 logger = logging.getLogger("envfleet.pool")
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
+
+# What counts as a failure of an env that runs in the caller's own process. A KeyboardInterrupt is the user's Ctrl-C
+# there, and goes on to the caller; in a child process, which no Ctrl-C reaches, every exception is the env's.
+ENV_ERRORS = (Exception, SystemExit, GeneratorExit)
 
 
 def backoff_s(num_failures: int) -> float:
@@ -39,7 +44,7 @@ class Failure(NamedTuple):
     def of(cls, env_id: int, error: BaseException, seed: int | None = None, action: Any = None) -> Failure:
         """Describe an exception, in words that can cross a process border."""
         usage_error = type(error) if isinstance(error, UsageError) else None
-        line = str(error) if usage_error else traceback.format_exception_only(error)[-1].strip()
+        line = str(error) if usage_error else _one_line(error)
         return cls(env_id, line, "".join(traceback.format_exception(error)), seed, action, usage_error)
 
     def to_exception(self, doing: str = "raised") -> Exception:
@@ -53,6 +58,12 @@ class Failure(NamedTuple):
             seed=self.seed,
             last_action=self.last_action,
         )
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, WrongResult):
+        return f"{type(error).__name__}: {error}"  # without our module's name
+    return traceback.format_exception_only(error)[-1].strip()
 
 
 class FailureCount(Protocol):
@@ -86,6 +97,8 @@ class GuardedEpisode:
         counts: FailureCount,
         *,
         max_restarts: int | None,  # None: restarts are off
+        check_obs: Callable[[Any], None] | None = None,  # raises for an observation that cannot be used
+        env_errors: tuple[type[BaseException], ...] = ENV_ERRORS,  # what counts as a failure of the env
         lost_because: str | None = None,  # set: an earlier instance is gone, and the caller does not know yet
         seed: int | None = None,  # of the earlier instance
     ) -> None:
@@ -99,7 +112,12 @@ class GuardedEpisode:
         self._lost_because = lost_because
         self._seed = seed
         self._must_rebuild = False
+        self._env_errors = env_errors
+        self._action: Any = None  # of the last step; None: the last call was no step
+        self._obs_before = empty_obs  # what the last call found
         self._episode = Episode(build(), autoreset, last_obs=empty_obs, next_seed=self._seed_of_rebuilt())
+        if check_obs is not None:
+            self._episode.check_obs = check_obs
 
     def take_over(self, last_obs: Any, ended: bool) -> None:
         """The episode has been under way elsewhere, and this is how it stands."""
@@ -125,6 +143,8 @@ class GuardedEpisode:
     def step(self, action: Any) -> Transition:
         """One step; never raises what the env raises."""
         self.failure = None
+        self._action = action
+        self._obs_before = self._episode.last_obs
         try:
             if self._lost_because is not None:
                 reason, self._lost_because = self._lost_because, None
@@ -134,7 +154,7 @@ class GuardedEpisode:
         except StepOnEndedEpisode as error:
             self.failure = Failure.of(self._env_id, error, self._seed, action)
             return self._episode.repeat()
-        except (Exception, SystemExit) as error:
+        except self._env_errors as error:
             return self._failed(error, action)
         if (transition.terminated or transition.truncated) and self._counts.num_failures(self._env_id):
             self._counts.forgive_failures(self._env_id)
@@ -143,6 +163,8 @@ class GuardedEpisode:
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Transition:
         """Reset, with another try for each restart that is left: there is no row that could be truncated."""
         self.failure = None
+        self._action = None
+        self._obs_before = self._episode.last_obs
         self._lost_because = None
         if seed is not None:
             self._seed = seed
@@ -150,7 +172,7 @@ class GuardedEpisode:
             try:
                 self._rebuild_if_needed()
                 return self._episode.reset(seed, options)
-            except (Exception, SystemExit) as error:
+            except self._env_errors as error:
                 transition = self._failed(error, action=None)
                 if self.failure is not None:
                     return transition
@@ -160,10 +182,15 @@ class GuardedEpisode:
         self.failure = None
         return self._episode.repeat()
 
-    def refuse_obs(self, error: Exception) -> Transition:
-        """The observation of the last transition cannot be used: the row becomes a failed one, of zeros."""
+    def refuse(self, error: Exception) -> Transition:
+        """The row of the last transition cannot be written: it becomes that of a failed env."""
+        self._episode.last_obs = self._obs_before
+        return self._failed(error, self._action)
+
+    def give_up(self, error: Exception) -> Transition:
+        """Nor can the row that `refuse` gave: one of zeros, which can always be written."""
         self._episode.last_obs = self._empty_obs
-        return self._failed(error, action=None)._replace(obs=self._empty_obs, has_final=False)
+        return self._ended_by(Failure.of(self._env_id, error).error)
 
     def _failed(self, error: BaseException, action: Any) -> Transition:
         num_failures = self._counts.add_failure(self._env_id)
@@ -180,11 +207,13 @@ class GuardedEpisode:
         try:
             self._rebuild_if_needed()
             return self._cut_short(failure.error)
-        except (Exception, SystemExit) as second:  # a same-step reset, or the new env, failed as well
-            line = f"{failure.error}; then, in reset: {Failure.of(self._env_id, second).error}"
+        except self._env_errors as second:  # a same-step reset, or the new env, failed as well
             self._must_rebuild = restarts
-            self._episode.ended = True
-            return self._episode.repeat()._replace(truncated=True, info={"env_error": line})
+            return self._ended_by(f"{failure.error}; then, in reset: {Failure.of(self._env_id, second).error}")
+
+    def _ended_by(self, reason: str) -> Transition:
+        self._episode.ended = True
+        return self._episode.repeat()._replace(truncated=True, info={"env_error": reason})
 
     def _cut_short(self, reason: str) -> Transition:
         transition = self._episode.cut_short({"env_error": reason})
@@ -195,7 +224,7 @@ class GuardedEpisode:
     def _rebuild_if_needed(self) -> None:
         if not self._must_rebuild:
             return
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*self._env_errors):
             self._episode.env.close()
         time.sleep(backoff_s(self._counts.num_failures(self._env_id)))
         self._episode.env = self._build()

@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.contract.errors import EnvFleetError
+from envfleet.contract.results import WrongResult
 from envfleet.pool.batch_layout import Column
 
 Array = np.ndarray[Any, Any]
-
-
-class BrokenPromise(EnvFleetError):
-    """What an env's info has under a declared name is no such number."""
 
 
 class InfoColumns:
@@ -38,14 +34,14 @@ class InfoColumns:
         return {name: value for name, value in info.items() if name not in self._names} if self._names else info
 
     def write(self, info: Mapping[str, Any], columns: Sequence[Array], row: int) -> None:
-        """Write the numbers of a row."""
+        """Write the numbers of a row. Raises WrongResult for what is no such number."""
         for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
             is_there = name in info
             try:
                 values[row] = info[name] if is_there else 0
             except (TypeError, ValueError, OverflowError) as error:
                 text = f"its info has declared {name!r} as a number of {values.dtype}; got {info[name]!r} ({error})"
-                raise BrokenPromise(text) from None
+                raise WrongResult(text) from None
             mask[row] = is_there
 
     def read(self, columns: Sequence[Array], rows: Array | None = None) -> dict[str, Any] | None:

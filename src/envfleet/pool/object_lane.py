@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
 
+from envfleet.contract.errors import EnvFleetError
+
 _LENGTH = struct.Struct("<Q")
 _WINDOW_BYTES = 1 << 32  # the file is sparse: a window takes only the pages that were written
+
+
+class FileClosed(EnvFleetError):
+    """The file descriptor of a lane was closed by code that did not open it."""
 
 
 class ObjectLane:
@@ -24,14 +31,27 @@ class ObjectLane:
     def __init__(self, fd: int) -> None:
         """Use the memory file `fd`, which somebody else closes."""
         self._fd = fd
+        self._file = _file_of(fd)
+
+    def require_file(self) -> None:
+        """Raise FileClosed if the descriptor is closed, or means another file by now, which must not be touched."""
+        if _file_of(self._fd) != self._file:
+            raise FileClosed(
+                f"file descriptor {self._fd} of this process was closed by code that did not open it (os.closerange?); "
+                "it carries what envs say to their pool"
+            )
+
+    def reopen(self, pid: int) -> None:
+        """Open the file again: process `pid` has it under the same number. Raises OSError if that is not so."""
+        fd = os.open(f"/proc/{pid}/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        if _file_of(fd) != self._file:
+            os.close(fd)
+            raise FileNotFoundError(f"process {pid} has another file as descriptor {self._fd}")
+        self._fd = fd
 
     def put(self, window: int, value: Any) -> None:
         """Write `value`. What pickle refuses (a lambda, a class of a notebook) goes by value."""
-        try:
-            blob = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception:
-            blob = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        self._put_bytes(window, blob)
+        self._put_bytes(window, _pickled(value))
 
     def put_code(self, window: int, value: Any) -> None:
         """Write `value`, and what is defined in `__main__` by value: the reader has another `__main__`."""
@@ -40,6 +60,7 @@ class ObjectLane:
     def _put_bytes(self, window: int, blob: bytes) -> None:
         if len(blob) > _WINDOW_BYTES - _LENGTH.size:
             raise ValueError(f"an object of {len(blob)} bytes is too large to pass between processes (limit: 4 GiB)")
+        self.require_file()
         view = memoryview(_LENGTH.pack(len(blob)) + blob)
         offset = window * _WINDOW_BYTES
         while view:
@@ -52,6 +73,7 @@ class ObjectLane:
 
     def get(self, window: int) -> Any:
         """Read the object that was put last."""
+        self.require_file()
         offset = window * _WINDOW_BYTES
         head = os.pread(self._fd, 4096, offset)  # one call for a small object
         (length,) = _LENGTH.unpack_from(head)
@@ -62,6 +84,40 @@ class ObjectLane:
                 raise EOFError(f"window {window} has {len(blob)} of {length} bytes: its writer died while it wrote")
             blob += more
         return pickle.loads(blob)
+
+
+def picklable_part(info: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """What of `info` can be pickled, and the names of what cannot, such as `info['lock']`."""
+    part: dict[str, Any] = {}
+    left_out: list[str] = []
+    for key, value in info.items():
+        try:
+            _pickled((key, value))
+            part[key] = value
+        except Exception:
+            its_name = f"{name}[{key!r}]"
+            if isinstance(value, dict):
+                part[key], more = picklable_part(value, its_name)
+                left_out += more
+            else:
+                left_out.append(its_name)
+    return part, left_out
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+
+
+def _file_of(fd: int) -> tuple[int, int] | None:
+    """Which file a descriptor means; None if it is closed."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 class Windows:

@@ -25,7 +25,7 @@ from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.household import Household
 from envfleet.pool.info_columns import InfoColumns
 from envfleet.pool.nursery import KILL_WAIT_S, Nursery, Signal, Spawn, WatchBoard
-from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.object_lane import FileClosed, ObjectLane, Windows
 from envfleet.pool.registrations import Registrations
 from envfleet.pool.rows import Extras, assemble_batch
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
@@ -48,6 +48,7 @@ class ProcessBackend:
         self.step_at_once: StepAtOnce | None = None
         self._builders = list(builders)
         self._registrations = Registrations.of_this_process()
+        self._warnings: set[str] = set()  # that were logged
         self._files = MemoryFiles.create()
         self._lane = ObjectLane(self._files.objects)
         self._windows = Windows(config.num_envs)
@@ -250,8 +251,27 @@ class ProcessBackend:
     def _extras(self, env_ids: np.ndarray[Any, Any], row_flags: np.ndarray[Any, Any]) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
         for row in np.flatnonzero(row_flags & _native.HAS_OBJECTS).tolist():
-            extras[row] = Extras(*self._lane.get(self._windows.result(int(env_ids[row]))))
+            has_final = bool(row_flags[row] & _native.HAS_FINAL)
+            extras[row] = self._extras_of(int(env_ids[row]), has_final)
         return extras
+
+    def _extras_of(self, env_id: int, has_final: bool) -> Extras:
+        try:
+            extras = Extras(*self._lane.get(self._windows.result(env_id)))
+        except FileClosed:
+            raise
+        except Exception as error:  # the row must not be lost for it
+            self._warn(f"the info of env {env_id} is left out, since it cannot be unpickled here: {error!r}")
+            return Extras({}, {} if has_final else None, None, None, None)
+        for name in extras.left_out:
+            self._warn(f"{name} is left out, since it cannot be pickled")
+        return extras
+
+    def _warn(self, text: str) -> None:
+        """Log a warning once."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            logger.warning("%s", text)
 
     def _request(self, requests: Sequence[process_child.Call | process_child.SetAttr], what: str) -> list[Any]:
         deadline_s = time.monotonic() + self._config.timeout_s
@@ -296,9 +316,13 @@ class ProcessBackend:
         pid = self._board.pid(child)
         first, end = self._board.first_env(child), self._board.first_env(child + 1)
         culprit = env_id if env_id >= 0 else first
-        reply = self._lane.get(self._windows.reply(child)) if how == _BUILD_FAILED_TEXT else None
+        has_reply = how in (_BUILD_FAILED_TEXT, _BROKE_DOWN_TEXT)
+        reply = self._lane.get(self._windows.reply(child)) if has_reply else None
         doing = f" while env {env_id} was {_OP_NAMES[op]}" if op in _OP_NAMES and env_id >= 0 else ""
         reason = f"process {pid}, which ran envs {first} to {end - 1}, {how}{doing}"
+        child_traceback = ""
+        if isinstance(reply, Failure) and how == _BROKE_DOWN_TEXT:
+            reason, child_traceback = f"{reason}: {reply.error}", reply.traceback
         self._board.recover(child)
         self._num_requests[child] = 1
         num_failures = self._board.add_failure(culprit)
@@ -308,12 +332,13 @@ class ProcessBackend:
         if not is_last:
             logger.warning("%s; a new one takes its place", reason)
             return None
-        if isinstance(reply, Failure):
+        if isinstance(reply, Failure) and how == _BUILD_FAILED_TEXT:
             return reply.to_exception("cannot be built:")
         return ChildDied(
             f"{reason}; their episodes are lost, and a new process takes its place",
             env_id=culprit,
             env_ids=range(first, end),
+            child_traceback=child_traceback,
         )
 
     def _replace_nursery(self) -> None:
@@ -358,6 +383,7 @@ class ProcessBackend:
 
 
 _BUILD_FAILED_TEXT = "could not build its envs"
+_BROKE_DOWN_TEXT = "broke down"
 
 
 def _death(status: int) -> str:
@@ -365,4 +391,6 @@ def _death(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code == process_child.BUILD_FAILED:
         return _BUILD_FAILED_TEXT
+    if code == process_child.BROKE_DOWN:
+        return _BROKE_DOWN_TEXT
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit status {code}"

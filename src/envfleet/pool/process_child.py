@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet import _native
 from envfleet.contract.episode import Transition
+from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import PoolConfig
@@ -24,9 +26,9 @@ from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.info_columns import InfoColumns
-from envfleet.pool.object_lane import ObjectLane, Windows
+from envfleet.pool.object_lane import FileClosed, ObjectLane, Windows, picklable_part
 from envfleet.pool.registrations import Registrations, register_all
-from envfleet.pool.rows import RowWriter, WrongObservation, action_reader
+from envfleet.pool.rows import Extras, RowWriter, action_reader
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
 from envfleet.pool.step_timing import StepTimes
 from envfleet.pool.tolerant_output import tolerate_full_disk
@@ -34,6 +36,7 @@ from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, 
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # not used by Python, and hardly by any env
 BUILD_FAILED = 71  # exit status; the reply says why
+BROKE_DOWN = 72  # likewise: an exception that no env raised, such as that of a closed file descriptor
 IDLE_WAIT_S = 60.0
 
 
@@ -76,13 +79,22 @@ def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
     try:
         start: Start = lane.get(windows.request(child))
         process = ChildProcess.begin(child, files, shape, start, lane, windows)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # no Ctrl-C reaches this process: the env has raised it
         failure = error.failure if isinstance(error, _BuildFailed) else Failure.of(env_id, error)
         lane.put(windows.reply(child), failure)
         sys.exit(BUILD_FAILED)
-    if process is not None:
-        process.board.reply()
+    if process is None:
+        return
+    process.board.reply()
+    try:
         process.loop()
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            if isinstance(error, FileClosed):
+                lane.reopen(os.getppid())
+            lane.put(windows.reply(child), Failure.of(-1, error))
+            sys.exit(BROKE_DOWN)
+        raise
 
 
 class ChildProcess:
@@ -106,7 +118,7 @@ class ChildProcess:
             traits = traits_of(env)
             lane.put(Windows.traits, traits)
             if not _may_go_on(board):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(BaseException):
                     env.close()
                 return None
             builds[0] = partial(take_or_build, [env], builds[0])
@@ -139,6 +151,7 @@ class ChildProcess:
         self.board = self._arrays.board
         self.board.start_child(child)
         self._episodes: dict[int, GuardedEpisode] = {}
+        check_obs = ObservationCheck(obs_tree)
         for env_id, build in enumerate(builds, start.first_env):
             try:
                 episode = GuardedEpisode(
@@ -148,12 +161,14 @@ class ChildProcess:
                     obs_tree.empty(np.zeros),
                     self.board,
                     max_restarts=start.config.max_env_restarts,
+                    check_obs=check_obs,
+                    env_errors=(BaseException,),  # no Ctrl-C reaches this process: the env has raised it
                     lost_because=start.lost_because,
                     seed=None if start.lost_because is None else self.board.seed(env_id),
                 )
                 self._episodes[env_id] = episode
                 require_same_spaces(traits, episode.env, env_id)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._close_envs()
                 raise _BuildFailed(Failure.of(env_id, error)) from error
 
@@ -186,7 +201,7 @@ class ChildProcess:
 
     def _close_envs(self) -> None:
         for episode in self._episodes.values():
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 episode.env.close()
 
     def _time_step(self, step: Callable[[Any], Transition], action: Any) -> Transition:
@@ -206,38 +221,61 @@ class ChildProcess:
 
     def _finish(self, env_id: int, line: int, episode: GuardedEpisode, transition: Transition) -> None:
         # Before a row is taken: what is slow to pickle must not hold a batch up that others could fill.
-        flags = self._put_extras(env_id, episode, transition)
+        flags, transition = self._put_extras(env_id, episode, transition)
         buffer, row = self.board.claim(env_id, line)
         if buffer != self._buffer or line != self._line:
             self._buffer, self._line = buffer, line
             self._columns = self._columns_of(line, buffer)
         columns, final_columns = self._columns
-        try:
-            self._writer.write(transition, columns, final_columns, row)
-        except WrongObservation as error:
-            transition = episode.refuse_obs(error)
-            flags = self._put_extras(env_id, episode, transition)
-            self._writer.write(transition, columns, final_columns, row)
+        written = self._writer.write(episode, transition, columns, final_columns, row)
+        if written is not transition:
+            flags, transition = self._put_extras(env_id, episode, written)
         self.board.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
 
-    def _put_extras(self, env_id: int, episode: GuardedEpisode, transition: Transition) -> int:
-        """Put what is no array into the object lane; returns the row's flags."""
-        extras = self._writer.extras(episode, transition)
-        if extras is None:
-            return 0
-        window = self._windows.result(env_id)
+    def _put_extras(self, env_id: int, episode: GuardedEpisode, transition: Transition) -> tuple[int, Transition]:
+        """Put what is no array into the object lane; returns the row's flags, and the transition to write.
+
+        That is another one where an observation has parts that cannot be pickled: its env has failed.
+        """
+        remedies = iter((episode.refuse, episode.give_up))
+        while True:
+            extras = self._writer.extras(episode, transition)
+            if extras is None:
+                return 0, transition
+            try:
+                self._put(self._windows.result(env_id), extras)
+            except FileClosed:
+                raise
+            except Exception as error:
+                transition = next(remedies)(error)
+            else:
+                has_final = _native.HAS_FINAL if transition.has_final else 0
+                failed = 0 if extras.failure is None else _native.FAILED
+                return _native.HAS_OBJECTS | has_final | failed, transition
+
+    def _put(self, window: int, extras: Extras) -> None:
         try:
             self._lane.put(window, tuple(extras))  # not the named tuple: its class would be looked up for each row
-        except Exception as error:
-            unsendable = {"env_error": f"its info cannot be passed to another process: {error!r}"}
-            final_info = None if extras.final_info is None else unsendable
-            self._lane.put(window, tuple(extras._replace(info=unsendable, final_info=final_info)))
-        has_final = _native.HAS_FINAL if transition.has_final else 0
-        return _native.HAS_OBJECTS | has_final | (0 if extras.failure is None else _native.FAILED)
+        except FileClosed:
+            raise
+        except Exception:
+            info, left_out = picklable_part(extras.info, "info")
+            final_info, more = picklable_part(extras.final_info or {}, "final_info")
+            self._lane.put(
+                window,
+                tuple(
+                    extras._replace(
+                        info=info,
+                        final_info=None if extras.final_info is None else final_info,
+                        left_out=(*left_out, *more),
+                    )
+                ),
+            )
 
     def _columns_of(self, line: int, buffer: int) -> Any:
         columns = self._known_columns.get((line, buffer))
         if columns is None:
+            self._lane.require_file()  # the batches' files have gone the same way as the lane's
             columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
         return columns
 
@@ -250,7 +288,7 @@ class ChildProcess:
                         answers.append(value_of(episode.env, request.name, request.args, request.kwargs))
                 else:
                     set_attribute(episode.env, request.name, request.values[position])
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 return self._reply(Failure.of(env_id, error))
         try:
             self._reply(answers)

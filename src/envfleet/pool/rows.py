@@ -9,17 +9,12 @@ import numpy as np
 
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Transition
-from envfleet.contract.errors import EnvFleetError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.guard import Failure, GuardedEpisode
-from envfleet.pool.info_columns import BrokenPromise, InfoColumns
+from envfleet.pool.info_columns import InfoColumns
 
 Array = np.ndarray[Any, Any]
 NO_INFO_COLUMNS = InfoColumns({})
-
-
-class WrongObservation(EnvFleetError):
-    """An env returned an observation that its own space cannot hold."""
 
 
 class Extras(NamedTuple):
@@ -30,6 +25,7 @@ class Extras(NamedTuple):
     objects: list[Any] | None  # leaves of the observation that are no arrays
     final_objects: list[Any] | None
     failure: Failure | None
+    left_out: tuple[str, ...] = ()  # parts of the info that cannot be pickled
 
 
 class RowWriter:
@@ -41,7 +37,6 @@ class RowWriter:
         self._info_columns = info_columns
         self._num_leaves = len(tree.array_leaves)
         self._one_array = tree.is_one_array
-        self._shape = tree.leaves[0].shape if tree.leaves else ()
 
     def extras(self, episode: GuardedEpisode, transition: Transition) -> Extras | None:
         """What the row will have besides arrays."""
@@ -54,56 +49,47 @@ class RowWriter:
         final_objects = self._objects(transition.final_obs) if has_objects and transition.has_final else None
         return Extras(info, final_info, objects, final_objects, episode.failure)
 
-    def write(self, transition: Transition, columns: Sequence[Array], final_columns: Sequence[Array], row: int) -> None:
-        """Write the arrays. Raises WrongObservation if the space cannot hold them."""
+    def write(
+        self,
+        episode: GuardedEpisode,
+        transition: Transition,
+        columns: Sequence[Array],
+        final_columns: Sequence[Array],
+        row: int,
+    ) -> Transition:
+        """Write the arrays. Returns the transition that was written: another one if this one cannot be."""
+        try:
+            self._write_both(transition, columns, final_columns, row)
+        except Exception as error:  # rare: observations were checked already, declared infos were not
+            transition = episode.refuse(error)
+            try:
+                self._write_both(transition, columns, final_columns, row)
+            except Exception as second:
+                transition = episode.give_up(second)
+                self._write_both(transition, columns, final_columns, row)
+        return transition
+
+    def _write_both(
+        self, transition: Transition, columns: Sequence[Array], final_columns: Sequence[Array], row: int
+    ) -> None:
         self._write(transition.obs, transition.info, columns, row)
         if transition.has_final:
             self._write(transition.final_obs, transition.final_info or {}, final_columns, row)
 
     def _write(self, obs: Any, info: dict[str, Any], columns: Sequence[Array], row: int) -> None:
         if len(columns) > self._num_leaves:
-            try:
-                self._info_columns.write(info, columns[self._num_leaves :], row)
-            except BrokenPromise as error:
-                raise WrongObservation(str(error)) from None
+            self._info_columns.write(info, columns[self._num_leaves :], row)
             columns = columns[: self._num_leaves]
-        self._write_obs(obs, columns, row)
-
-    def _objects(self, obs: Any) -> list[Any] | None:
-        try:
-            values = self._tree.flatten(obs)
-        except (KeyError, IndexError, TypeError):
-            return None  # `write` will say what is wrong
-        return [values[leaf] for leaf in self._tree.object_leaves]
-
-    def _write_obs(self, obs: Any, columns: Sequence[Array], row: int) -> None:
         if self._one_array:
-            if type(obs) is np.ndarray and obs.shape == self._shape:  # nearly always: a quick way past all checks
-                columns[0][row] = obs
-            else:
-                self._write_leaf(obs, columns[0], row, 0)
+            columns[0][row] = obs
             return
-        try:
-            values = self._tree.flatten(obs)
-        except (KeyError, IndexError, TypeError) as error:
-            raise WrongObservation(f"its observation has not the form of {self._tree.space}: {error!r}") from None
+        values = self._tree.flatten(obs)
         for column, leaf in zip(columns, self._tree.array_leaves, strict=True):
-            self._write_leaf(values[leaf], column, row, leaf)
+            column[row] = values[leaf]
 
-    def _write_leaf(self, value: Any, column: Array, row: int, leaf: int) -> None:
-        try:
-            # NumPy would broadcast a smaller array silently.
-            if np.shape(value) == column.shape[1:]:
-                column[row] = value
-                return
-        except (TypeError, ValueError):
-            pass
-        expected = self._tree.leaves[leaf]
-        got = f"shape {np.shape(value)}" if isinstance(value, np.ndarray) else repr(value)
-        raise WrongObservation(
-            f"its {expected.name_in('observation')} must be an array of shape {expected.shape} and "
-            f"dtype {expected.dtype}, as its space says; got {got}"
-        )
+    def _objects(self, obs: Any) -> list[Any]:
+        values = self._tree.flatten(obs)
+        return [values[leaf] for leaf in self._tree.object_leaves]
 
 
 def action_reader(tree: SpaceTree, columns: Sequence[Any]) -> Callable[[int], Any]:

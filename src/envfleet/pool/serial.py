@@ -12,12 +12,13 @@ import numpy as np
 
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Env, Transition
+from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
 from envfleet.pool.building import EnvBuilder, take_or_build
-from envfleet.pool.guard import Failure, GuardedEpisode
-from envfleet.pool.rows import Extras, RowWriter, WrongObservation, action_reader, assemble_batch
+from envfleet.pool.guard import ENV_ERRORS, Failure, GuardedEpisode
+from envfleet.pool.rows import Extras, RowWriter, action_reader, assemble_batch
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
 
 
@@ -43,6 +44,7 @@ class SerialBackend:
                 self._obs_tree.empty(np.zeros),
                 self,
                 max_restarts=config.max_env_restarts,
+                check_obs=ObservationCheck(self._obs_tree),
             )
             for env_id, build in enumerate(builders)
         ]
@@ -73,9 +75,10 @@ class SerialBackend:
         num_rows = self._config.num_envs if line is Line.FULL else self._config.rows
         filling = self._filling = self._filling or _Filling(self._obs_tree, num_rows)
         while filling.num_done < num_rows:
-            env_id, task = self._tasks.popleft()
+            env_id, task = self._tasks[0]
             row = env_id if line is Line.FULL else filling.num_done
             filling.write(row, env_id, self._episodes[env_id], task(), self._writer)
+            self._tasks.popleft()  # not before: a Ctrl-C in the env's step leaves it to the next recv()
             failure = self._episodes[env_id].failure
             if failure is not None:
                 self._failures.append(failure)
@@ -105,13 +108,13 @@ class SerialBackend:
         """See Backend."""
         episodes, self._episodes = self._episodes, []
         for episode in episodes:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*ENV_ERRORS):
                 episode.env.close()
 
     def _on_env(self, env_id: int, function: Callable[..., Any], *args: Any) -> Any:
         try:
             return function(self._episodes[env_id].env, *args)
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise Failure.of(env_id, error).to_exception() from None
 
     def num_failures(self, env_id: int) -> int:
@@ -145,11 +148,7 @@ class _Filling:
         self.num_done = 0
 
     def write(self, row: int, env_id: int, episode: GuardedEpisode, transition: Transition, writer: RowWriter) -> None:
-        try:
-            writer.write(transition, self.columns, self.final_columns, row)
-        except WrongObservation as error:
-            transition = episode.refuse_obs(error)
-            writer.write(transition, self.columns, self.final_columns, row)
+        transition = writer.write(episode, transition, self.columns, self.final_columns, row)
         extras = writer.extras(episode, transition)
         env_ids, rewards, terminated, truncated = self.fixed
         env_ids[row] = env_id

@@ -11,10 +11,11 @@ from gymnasium.vector import SyncVectorEnv
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+from envfleet.contract.results import ObservationCheck, number_rows
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
-from envfleet.pool.guard import Failure
+from envfleet.pool.guard import ENV_ERRORS, Failure
 from envfleet.pool.infos import object_column
 from envfleet.pool.traits import value_of
 from envfleet.pool.vector_infos import copied, put_rows, rows_of
@@ -45,6 +46,7 @@ class VectorBackend:
             self.close()
             raise
         self._obs_tree = SpaceTree(self.traits.observation_space)
+        self._check_obs = ObservationCheck(self._obs_tree)
         self._action_tree = SpaceTree(self.traits.action_space)
         self._env_ids = np.arange(config.num_envs, dtype=np.int32)
         self._actions: list[Any] = [None] * len(self._action_tree.leaves)
@@ -63,7 +65,7 @@ class VectorBackend:
             batch = self._reset(env_ids, seeds, options)
         except UsageError:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             self._failure, self._is_broken = Failure.of(0, error), True
         else:
             self._task = lambda: batch
@@ -92,7 +94,7 @@ class VectorBackend:
         except StepOnEndedEpisode:
             self._task = lambda: self._batch(self._copied(self._last_obs), {})
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             self._fail(Failure.of(0, error))
         self._task = None
         return batch
@@ -121,7 +123,7 @@ class VectorBackend:
             return values
         except UsageError:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise Failure.of(env_id, error).to_exception() from None
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
@@ -131,7 +133,7 @@ class VectorBackend:
             raise UsageError(f"{type(env).__name__} does not let attributes of its envs be set")
         try:
             env.set_attr(name, list(values))
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise Failure.of(0, error).to_exception() from None
         self._attributes[name] = list(values)
 
@@ -167,7 +169,7 @@ class VectorBackend:
         if len(env_ids) == self._config.num_envs:
             obs, infos = self._kept(*self._vector.reset(seeds, options))
         else:
-            rows = self._vector.reset_some(env_ids, seeds, options)
+            rows = self._checked(self._vector.reset_some(env_ids, seeds, options), len(env_ids))
             obs, infos = self._with_rows(self._last_obs, {}, rows, env_ids)
         self._is_broken = False
         self._ended[env_ids] = False
@@ -185,18 +187,22 @@ class VectorBackend:
         )
         result: StepRows = self._vector.step(actions)
         obs, infos = self._kept(result[0], result[4])
-        rewards = np.array(result[1], np.float64)
-        terminated, truncated = np.array(result[2], np.bool_), np.array(result[3], np.bool_)
+        num_envs = self._config.num_envs
+        rewards = number_rows(result[1], num_envs, "rewards").astype(np.float64)
+        terminated = number_rows(result[2], num_envs, "terminations").astype(np.bool_)
+        truncated = number_rows(result[3], num_envs, "truncations").astype(np.bool_)
         ended_rows = np.flatnonzero(terminated | truncated)
         if self._config.autoreset is Autoreset.DISABLED:
             self._ended = terminated | truncated
         elif self._resets_some and len(ended_rows):
-            rows = self._vector.reset_some(ended_rows, [None] * len(ended_rows), None)
+            rows = self._checked(self._vector.reset_some(ended_rows, [None] * len(ended_rows), None), len(ended_rows))
             final_obs, final_infos = obs, put_rows({}, rows_of(infos, ended_rows), ended_rows, len(rewards))
             obs, infos = self._with_rows(obs, infos, rows, ended_rows)
             infos |= self._finals(final_obs, final_infos, ended_rows)
         elif self._config.autoreset is Autoreset.SAME_STEP and "final_obs" in infos:
             infos = self._with_object_finals(infos, ended_rows)
+            for row in ended_rows.tolist():
+                self._check_obs(infos["final_obs"][row])
         self._last_obs = self._copied(obs)
         return self._batch(obs, infos)._replace(rewards=rewards, terminated=terminated, truncated=truncated)
 
@@ -219,7 +225,7 @@ class VectorBackend:
         if self._config.autoreset is Autoreset.SAME_STEP:
             try:
                 first = self._reset(self._env_ids, [None] * num_envs, None)
-            except Exception as error:  # the next step tries again
+            except ENV_ERRORS as error:  # the next step tries again
                 self._is_broken = True
                 infos = self._errors(f"{reason}; then, in reset: {Failure.of(0, error).error}")
             else:
@@ -249,8 +255,12 @@ class VectorBackend:
         no, zeros = np.zeros(num_envs, np.bool_), np.zeros(num_envs)
         return StepBatch(self._env_ids.copy(), obs, zeros, no, no.copy(), {}, info_columns=dict(infos))
 
+    def _checked(self, rows: Rows, num_rows: int) -> Rows:
+        return self._check_obs.batch(rows[0], num_rows), rows[1]
+
     def _kept(self, obs: Any, infos: dict[str, Any]) -> Rows:
         """What nobody will overwrite."""
+        obs = self._check_obs.batch(obs, self._config.num_envs)
         return (self._copied(obs), copied(infos)) if self._vector.reuses_arrays else (obs, infos)
 
     def _copied(self, obs: Any) -> Any:

@@ -17,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
+from envfleet.contract.results import reset_result, vector_step_result
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.vector_infos import rows_of, with_masks
@@ -95,7 +96,7 @@ class GymnasiumVector:
 
     def step(self, actions: Any) -> StepRows:
         """See Vectorized."""
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        obs, rewards, terminated, truncated, infos = vector_step_result(self.env.step(actions))
         if self._swallows:
             self._any_ended = bool(np.any(terminated) or np.any(truncated))
         return obs, rewards, terminated, truncated, with_masks(infos, self.env.num_envs)
@@ -131,14 +132,14 @@ class GymnasiumVector:
 
     def _reset(self, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         try:
-            made: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
+            made = self.env.reset(seed=seed, options=options)
         except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as error:
             if not isinstance(seed, list) or self._is_gymnasiums:
                 raise
             name = type(self.env.unwrapped).__name__
             text = f"{name} takes one seed only: pass an int, or nothing, and reset all envs; it said: {error}"
             raise UsageError(text) from error
-        return made
+        return reset_result(made)
 
     def _some_seeds(self, env_ids: Array, seeds: Sequence[int | None]) -> Any:
         """As reset() takes them together with a mask."""
@@ -167,7 +168,7 @@ class AleVector(GymnasiumVector):
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
-        obs, infos = self.env.reset(seed=_small_seeds(seeds))
+        obs, infos = reset_result(self.env.reset(seed=_small_seeds(seeds)))
         return obs, with_masks(infos, self.env.num_envs)
 
     def why_not_some(self) -> str | None:

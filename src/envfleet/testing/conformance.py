@@ -25,7 +25,8 @@ from envfleet.contract.errors import (
     UsageError,
 )
 from envfleet.testing.envs import Act, BoxActionEnv, ScriptedEnv, TreeEnv
-from envfleet.testing.programs import random_program, require_equal, run_program
+from envfleet.testing.programs import expect, random_program, require_equal, run_program
+from envfleet.testing.wrong_results import wrong_results_are_failures_of_the_env
 
 Make = Callable[..., Any]
 Check = Callable[[Make, Autoreset], None]
@@ -369,21 +370,13 @@ PYTHON_ENV_CHECKS: tuple[Check, ...] = (
     a_restarted_env_is_a_new_one,
     methods_and_attributes_reach_each_env,
     any_space_is_carried,
+    wrong_results_are_failures_of_the_env,
 )
 
 
 def acts(*actions: Act) -> np.ndarray[Any, Any]:
     """Actions for ScriptedEnv."""
     return np.array(actions, dtype=np.int64)
-
-
-def expect(kind: type[Exception], call: Callable[[], Any]) -> Exception:
-    """`call` must raise `kind`; returns the exception."""
-    try:
-        call()
-    except kind as error:
-        return error
-    raise AssertionError(f"expected {kind.__name__}, but nothing was raised")
 
 
 def _require_rows(pool: Any, batch: Any, expected: list[Any]) -> None:

@@ -1,0 +1,188 @@
+"""What reset() and step() of an env may return. Every backend refuses the same results, here."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+import numpy as np
+
+from envfleet.contract.errors import EnvFleetError
+from envfleet.contract.spaces import Leaf, SpaceTree
+
+Array = np.ndarray[Any, Any]
+
+_NUMBERS = (int, float, np.integer, np.floating, np.bool_)
+
+
+class WrongResult(EnvFleetError):
+    """An env returned what Gymnasium's API or its own spaces do not allow."""
+
+
+def reset_result(result: Any) -> tuple[Any, dict[str, Any]]:
+    """Check (obs, info) of a reset(). The observation has a check of its own: ObservationCheck."""
+    try:
+        obs, info = result
+    except (TypeError, ValueError):
+        raise WrongResult(f"its reset() must return (obs, info); got {described(result)}") from None
+    return obs, info if type(info) is dict else require_info(info, "reset()")
+
+
+def step_result(result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """Check (obs, reward, terminated, truncated, info) of a step(); numbers become Python's own."""
+    try:
+        obs, reward, terminated, truncated, info = result
+    except (TypeError, ValueError):
+        raise _no_step(result) from None
+    if type(reward) is not float:
+        reward = _number(reward)
+    if type(terminated) is not bool:
+        terminated = _flag(terminated, "terminated")
+    if type(truncated) is not bool:
+        truncated = _flag(truncated, "truncated")
+    return obs, reward, terminated, truncated, info if type(info) is dict else require_info(info, "step()")
+
+
+def vector_step_result(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """The five results of a vector env's step(), of which only the info is checked here."""
+    try:
+        obs, rewards, terminated, truncated, info = result
+    except (TypeError, ValueError):
+        raise _no_step(result) from None
+    return obs, rewards, terminated, truncated, require_info(info, "step()")
+
+
+def _no_step(result: Any) -> WrongResult:
+    form = "(obs, reward, terminated, truncated, info)"
+    return WrongResult(f"its step() must return {form}; got {described(result)}")
+
+
+def require_info(info: Any, of: str) -> dict[str, Any]:
+    """The info of `of` as a dictionary."""
+    if isinstance(info, dict):
+        return info
+    if isinstance(info, Mapping):
+        return dict(info)
+    raise WrongResult(f"the info of its {of} must be a dict; got {described(info)}")
+
+
+def number_rows(values: Any, num_rows: int, name: str) -> Array:
+    """What a vector env returned for all its envs, as an array of `num_rows` numbers."""
+    array = np.asarray(values)
+    if array.shape != (num_rows,) or array.dtype.kind not in "biuf":
+        raise WrongResult(f"the {name} of its step() must be an array of {num_rows} numbers; got {described(values)}")
+    return array
+
+
+class ObservationCheck:
+    """Raises WrongResult for an observation that its space cannot hold: of another form, shape, or kind of number.
+
+    A dtype that differs from the space's is cast if NumPy calls that "same_kind" (float64 to float32, int to float), as
+    Gymnasium's vector envs do. Python's own integers have no dtype: they are accepted if they are in its range.
+    """
+
+    def __init__(self, tree: SpaceTree) -> None:
+        """For observations of the space `tree`."""
+        self._tree = tree
+        self._one = tree.leaves[0] if tree.is_one_array else None
+        self._shape = self._one.shape if self._one else ()
+        self._dtype = self._one.dtype if self._one else None
+
+    def __call__(self, obs: Any) -> None:
+        """Check the observation of one env."""
+        if self._one is not None:
+            # Nearly always true: a quick way past all other checks.
+            if not (type(obs) is np.ndarray and obs.dtype is self._dtype and obs.shape == self._shape):
+                _require_leaf(obs, self._one)
+            return
+        for leaf, value in zip(self._tree.leaves, self._flat(obs), strict=True):
+            if leaf.dtype is not None:
+                _require_leaf(value, leaf)
+
+    def batch(self, obs: Any, num_rows: int) -> Any:
+        """The observations of `num_rows` envs that came together, with the dtypes of their space."""
+        leaves = []
+        for leaf, value in zip(self._tree.leaves, self._flat(obs), strict=True):
+            if leaf.dtype is None:
+                _require_rows(value, leaf, num_rows)
+                leaves.append(value)
+            else:
+                array = value if isinstance(value, np.ndarray) else np.asarray(value)
+                _require_array(array, leaf, (num_rows, *leaf.shape))
+                leaves.append(array.astype(leaf.dtype, copy=False))
+        return self._tree.unflatten(leaves)
+
+    def _flat(self, obs: Any) -> list[Any]:
+        try:
+            return self._tree.flatten(obs)
+        except Exception as error:  # `obs` may be anything, and raise anything
+            space = self._tree.space
+            raise WrongResult(f"its observation has not the form of {space}: {error!r}") from None
+
+
+def _require_leaf(value: Any, leaf: Leaf) -> None:
+    if isinstance(value, np.ndarray | np.generic):
+        _require_array(value, leaf, leaf.shape)
+        return
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # lists of different lengths; what another library does not convert
+        raise _refused(leaf, leaf.shape, f"{described(value)} ({error})") from None
+    if array.dtype.kind in "iu" and leaf.dtype is not None and leaf.dtype.kind in "iu":
+        bounds = np.iinfo(leaf.dtype)
+        if array.shape == leaf.shape and array.size and bounds.min <= array.min() and array.max() <= bounds.max:
+            return
+    _require_array(array, leaf, leaf.shape, described(value))
+
+
+def _require_array(array: Any, leaf: Leaf, shape: tuple[int, ...], got: str | None = None) -> None:
+    # NumPy would broadcast a smaller array silently, and cast from float to integer without a word.
+    if array.shape != shape:
+        raise _refused(leaf, shape, got or f"shape {array.shape}")
+    if array.dtype != leaf.dtype and not np.can_cast(array.dtype, leaf.dtype or object, "same_kind"):
+        raise _refused(leaf, shape, got or f"dtype {array.dtype}, which does not convert to it safely")
+
+
+def _require_rows(value: Any, leaf: Leaf, num_rows: int) -> None:
+    if not isinstance(value, tuple | list | np.ndarray) or len(value) != num_rows:
+        name = leaf.name_in("observation")
+        raise WrongResult(f"its {name} must be a tuple of {num_rows} values, one for each env; got {described(value)}")
+
+
+def _refused(leaf: Leaf, shape: tuple[int, ...], got: str) -> WrongResult:
+    return WrongResult(
+        f"its {leaf.name_in('observation')} must be an array of shape {shape} and dtype {leaf.dtype}, "
+        f"as its space says; got {got}"
+    )
+
+
+def described(value: Any) -> str:
+    """What came, in a few words: the value may be large, and its repr() may raise."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} {reprlib.repr(value)}" if value is not None else "None"
+
+
+def _number(reward: Any) -> float:
+    try:
+        return float(reward if isinstance(reward, _NUMBERS) else _one_number(reward))
+    except Exception:  # several numbers, or none; a number beyond all floats
+        raise WrongResult(f"the reward of its step() must be a number; got {described(reward)}") from None
+
+
+def _flag(value: Any, name: str) -> bool:
+    try:
+        return bool(value if isinstance(value, _NUMBERS) else _one_number(value))
+    except Exception:
+        raise WrongResult(f"{name} of its step() must be True or False; got {described(value)}") from None
+
+
+def _one_number(value: Any) -> SupportsFloat:
+    """Of an array of any library, which raises if it has several numbers."""
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, SupportsFloat):
+        raise TypeError
+    return number
