@@ -9,6 +9,8 @@ from typing import Any
 
 import cloudpickle
 
+from envfleet.pool.pickling import pickled
+
 _LENGTH = struct.Struct("<Q")
 _WINDOW_BYTES = 1 << 32  # the file is sparse: a window takes only the pages that were written
 
@@ -33,9 +35,9 @@ class ObjectLane:
             blob = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         self._put_bytes(window, blob)
 
-    def put_code(self, window: int, value: Any) -> None:
-        """Write `value`, and what is defined in `__main__` by value: the reader has another `__main__`."""
-        self._put_bytes(window, cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    def put_code(self, window: int, value: Any, name: str = "env") -> None:
+        """Write what the caller gave under this name, and what is defined in `__main__` by value. See pickled()."""
+        self._put_bytes(window, pickled(value, name))
 
     def _put_bytes(self, window: int, blob: bytes) -> None:
         if len(blob) > _WINDOW_BYTES - _LENGTH.size:

@@ -43,10 +43,10 @@ class Call(NamedTuple):
 
 
 class SetAttr(NamedTuple):
-    """Parent -> child: set an attribute of each env."""
+    """Parent -> child: set an attribute of those of your envs that have a value here."""
 
     name: str
-    values: list[Any]
+    values: dict[int, Any]  # by env id
 
 
 class Start(NamedTuple):
@@ -127,7 +127,7 @@ class ChildProcess:
                     lost_because=start.lost_because,
                     seed=None if start.lost_because is None else self.board.seed(env_id),
                 )
-                require_same_spaces(start.traits, episode.env, env_id)
+                require_same_spaces(start.traits, episode.env, env_id, start.config.observation_mode)
             except (Exception, SystemExit) as error:
                 raise _BuildFailed(Failure.of(env_id, error)) from error
             self._episodes[env_id] = episode
@@ -205,13 +205,13 @@ class ChildProcess:
 
     def _answer(self, request: Call | SetAttr) -> None:
         answers: list[Any] = []
-        for position, (env_id, episode) in enumerate(self._episodes.items()):
+        for env_id, episode in self._episodes.items():
             try:
                 if isinstance(request, Call):
                     if env_id in request.env_ids:
                         answers.append(value_of(episode.env, request.name, request.args, request.kwargs))
-                else:
-                    set_attribute(episode.env, request.name, request.values[position])
+                elif env_id in request.values:
+                    set_attribute(episode.env, request.name, request.values[env_id])
             except (Exception, SystemExit) as error:
                 return self._reply(Failure.of(env_id, error))
         try:
