@@ -9,7 +9,8 @@ from envfleet.cluster.messages import Call, SetAttr, ValuesReady
 from envfleet.cluster.orders import Expected
 from envfleet.cluster.run import Run
 from envfleet.cluster.values_wire import to_plain
-from envfleet.contract.errors import EnvBusy, UsageError
+from envfleet.contract.errors import EnvBusy
+from envfleet.pool.arguments import values_for
 
 MakeOrder = Callable[[int, int], Any]  # (order, accepted) -> message
 
@@ -45,9 +46,7 @@ class Calling:
         num_each = self._run.num_envs_per_worker
         num_envs = self._run.num_workers * num_each
         is_for_all = not isinstance(values, list | tuple)
-        each = [values] * num_envs if is_for_all else list(values)
-        if len(each) != num_envs:
-            raise UsageError(f"set_attr() needs a value for each of num_envs={num_envs} envs; got {len(each)}")
+        each = values_for(values, num_envs)
         plain = [to_plain(each[first : first + num_each], "values") for first in range(0, num_envs, num_each)]
 
         def message_with(its_values: Any) -> MakeOrder:

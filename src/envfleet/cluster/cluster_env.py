@@ -186,7 +186,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._calling = Calling(self._run, self._timeout_s)
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = Collecting(self._run, form, self._learner)
-        self.metadata = {**self._head.roster.metadata, "autoreset_mode": AutoresetMode(self._autoreset.value)}
+        self.autoreset_mode = AutoresetMode(self._autoreset.value)
+        self.metadata = {**self._head.roster.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = render_mode if pixels is None else "rgb_array"
         self.spec = spec_of(env)
         self.single_observation_space = form.obs.space

@@ -17,9 +17,11 @@ from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.arguments import whole_number
 from envfleet.pool.backend import PoolConfig
-from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
+from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered, require_env_kwargs, require_env_like
 from envfleet.pool.making import BACKENDS, drawing_backend
 from envfleet.pool.native_plugins import plugin_file, plugin_names
+from envfleet.pool.native_registry import newer_id
+from envfleet.pool.pickling import unpicklable_part
 from envfleet.pool.registrations import Registrations, is_gymnasiums_own, portable
 from envfleet.pool.vector_choice import is_envpool_task
 
@@ -31,6 +33,8 @@ def pool_plans(template: PoolPlan, env: Env, env_kwargs: EnvKwargs, num_workers:
     num_envs = num_workers * template.num_envs
     _require_plan(template)
     _require_env(env, num_envs)
+    if env_kwargs is not None and template.backend != "vector":  # vector envs have arguments of their own
+        _require_kwargs(env, env_kwargs, num_envs)
     plain = _plain_env(env)
     kwargs = None if plain is None else _plain_kwargs(plain, env_kwargs, num_envs)
     if plain is not None and kwargs is not None:
@@ -73,12 +77,19 @@ def env_pickles(env: Env, plans: Sequence[PoolPlan], env_kwargs: EnvKwargs) -> t
         try:
             pickles.append(cloudpickle.dumps((its_env, kwargs, registrations)))
         except Exception as error:
-            raise UsageError(f"the env cannot be pickled for the workers: {type(error).__name__}: {error}") from error
+            part = unpicklable_part({"env": its_env, "env_kwargs": kwargs}, "env")
+            raise UsageError(
+                f"{part} cannot be pickled for the workers: {type(error).__name__}: {error}. Make what is bound to "
+                "this process (a lock, an open file, a connection) inside the env"
+            ) from error
     return tuple(pickles)
 
 
 def spec_of(env: Env) -> GymnasiumSpec | None:
     """Gymnasium's spec, if there is one here."""
+    env_id = env.id if isinstance(env, EnvSpec) else env
+    if isinstance(env_id, str) and not is_envpool_task(env_id):
+        env = newer_id(env_id)
     try:
         found = _resolved(env)
     except (gymnasium.error.Error, MissingExtra):
@@ -107,11 +118,18 @@ def _require_env(env: Any, num_envs: int) -> None:
     is_list = isinstance(env, Sequence) and not isinstance(env, str)
     if is_list and len(env) != num_envs:
         raise UsageError(f"a list of env factories must have {num_envs} entries, one for each env; got {len(env)}")
-    if not (is_list or isinstance(env, str | EnvSpec | GymnasiumSpec) or callable(env)):
-        raise UsageError(
-            f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "
-            f"got {type(env).__name__}"
-        )
+    if not is_list:
+        require_env_like(env)
+
+
+def _require_kwargs(env: Any, env_kwargs: EnvKwargs, num_envs: int) -> None:
+    envs = env if isinstance(env, Sequence) and not isinstance(env, str) else [env] * num_envs
+    try:
+        sources = {id(each): _resolved(each) for each in envs}
+    except (gymnasium.error.Error, MissingExtra):
+        return  # unknown here; the workers may have it
+    for env_id, each in enumerate(envs):
+        require_env_kwargs(sources[id(each)], kwargs_of(env_kwargs, env_id, num_envs))
 
 
 def _resolved(env: Any) -> Any:

@@ -1,30 +1,34 @@
-"""The exceptions of EnvFleet.
+"""The exceptions of EnvFleet. In brackets: what each one also is, so that code written for Gymnasium catches it.
 
 EnvFleetError
-├── UsageError             the caller's call is wrong (also a ValueError)
-│   ├── InvalidAction      actions of the wrong shape, dtype or value
+├── UsageError             the caller's call is wrong [ValueError]
+│   ├── InvalidAction      actions of the wrong shape, dtype or value [gymnasium.error.InvalidAction]
 │   ├── EnvBusy            an env has a result to come, so it cannot take another task
-│   ├── NothingToReceive   recv() would wait for envs that nobody has sent
-│   ├── NotReset           step() or send() before the first reset()
-│   ├── StepOnEndedEpisode with autoreset disabled: this env must be reset first
-│   ├── SpacesDiffer       the envs of one pool do not have the same spaces
-│   └── PoolClosed         the pool was closed
+│   │                      [gymnasium.error.AlreadyPendingCallError]
+│   ├── NothingToReceive   recv() would wait for envs that nobody has sent [gymnasium.error.NoAsyncCallError]
+│   ├── NotReset           step() or send() before the first reset() [gymnasium.error.ResetNeeded]
+│   ├── StepOnEndedEpisode with autoreset disabled: this env must be reset first [gymnasium.error.ResetNeeded]
+│   ├── SpacesDiffer       the envs of one pool do not have the same spaces [RuntimeError]
+│   └── PoolClosed         the pool was closed [gymnasium.error.ClosedEnvironmentError]
 ├── EnvFailed              the user's environment raised; names it, with its traceback, seed and last action
 │   └── ChildDied          the process that ran it was killed or crashed
-├── PoolTimeout            a wait reached its deadline; nothing is lost (also a TimeoutError)
-├── MissingExtra           an optional package is needed (also an ImportError)
+├── PoolTimeout            a wait reached its deadline; nothing is lost [TimeoutError, multiprocessing.TimeoutError]
+├── MissingExtra           an optional package is needed [ImportError]
 └── ClusterError           the machines
     ├── JoinTimeout        not all workers joined in time
     ├── WorkerLost         a worker died or fell silent, and no replacement is left
     ├── WorkerFailed       a worker could not carry out an order
     │   └── PolicyFailed   the user's policy raised, or cannot be built there
-    └── ClusterTimeout     a wait reached its deadline; nothing is lost (also a TimeoutError)
+    └── ClusterTimeout     a wait reached its deadline; nothing is lost [TimeoutError, multiprocessing.TimeoutError]
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 from typing import Any
+
+from gymnasium import error
 
 
 class EnvFleetError(Exception):
@@ -35,31 +39,39 @@ class UsageError(EnvFleetError, ValueError):
     """The call is wrong; the message says what was expected, what came, and what to do."""
 
 
-class InvalidAction(UsageError):
+class InvalidAction(UsageError, error.InvalidAction):
     """Actions that the action space cannot hold."""
 
 
-class EnvBusy(UsageError):
+class EnvBusy(UsageError, error.AlreadyPendingCallError):
     """An env was sent a task while the result of the last one is still to be received."""
 
+    def __init__(self, message: str) -> None:
+        """Gymnasium's attribute `name`, the call that is pending, is always "step"."""
+        error.AlreadyPendingCallError.__init__(self, message, "step")
 
-class NothingToReceive(UsageError):
+
+class NothingToReceive(UsageError, error.NoAsyncCallError):
     """Fewer envs are in flight than a batch has rows."""
 
+    def __init__(self, message: str) -> None:
+        """Gymnasium's attribute `name`, the call that is missing, is always "step"."""
+        error.NoAsyncCallError.__init__(self, message, "step")
 
-class NotReset(UsageError):
+
+class NotReset(UsageError, error.ResetNeeded):
     """The pool was stepped before its first reset."""
 
 
-class StepOnEndedEpisode(UsageError):
+class StepOnEndedEpisode(UsageError, error.ResetNeeded):
     """With autoreset disabled, an env was stepped after its episode had ended."""
 
 
-class SpacesDiffer(UsageError):
+class SpacesDiffer(UsageError, RuntimeError):
     """The envs of one pool must have equal observation and action spaces."""
 
 
-class PoolClosed(UsageError):
+class PoolClosed(UsageError, error.ClosedEnvironmentError):
     """The pool was closed and cannot be used any more."""
 
 
@@ -108,7 +120,7 @@ class ChildDied(EnvFailed):
         return f"{self.args[0]}\n\n{self.child_traceback}" if self.child_traceback else str(self.args[0])
 
 
-class PoolTimeout(EnvFleetError, TimeoutError):
+class PoolTimeout(EnvFleetError, TimeoutError, multiprocessing.TimeoutError):
     """A wait reached its deadline. Nothing is lost: the same call may be made again."""
 
 
@@ -136,5 +148,5 @@ class PolicyFailed(WorkerFailed):
     """The policy raised on a worker, or could not be built there."""
 
 
-class ClusterTimeout(ClusterError, TimeoutError):
+class ClusterTimeout(ClusterError, TimeoutError, multiprocessing.TimeoutError):
     """A wait reached its deadline. Nothing is lost: the same call may be made again."""

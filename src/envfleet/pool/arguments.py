@@ -1,4 +1,4 @@
-"""Arguments of a VectorEnv's methods, checked: counts, seeds and reset masks."""
+"""Arguments of a VectorEnv's methods, checked: counts, seeds, reset masks, env indices and values of attributes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
         seeds: list[int | None] = [int(seed) + env_id for env_id in range(num_envs)]
+    elif isinstance(seed, str) or not (isinstance(seed, Sequence) or (isinstance(seed, np.ndarray) and seed.ndim == 1)):
+        raise UsageError(
+            f"seed must be a whole number, a list with a seed (or None) for each env, or None; got {seed!r}"
+        )
     else:
         seeds = list(seed)
     if len(seeds) != num_envs:
@@ -58,3 +62,11 @@ def some_env_ids(env_ids: ArrayLike, num_envs: int) -> list[int]:
     if len(set(chosen)) < len(chosen):
         raise UsageError(f"env_ids name an env twice: {chosen}")
     return chosen
+
+
+def values_for(values: Any, num_envs: int) -> list[Any]:
+    """What set_attr() sets: a list or tuple has a value for each env, anything else is for all of them."""
+    each = list(values) if isinstance(values, list | tuple) else [values] * num_envs
+    if len(each) != num_envs:
+        raise UsageError(f"set_attr() needs a value for each of {num_envs} envs, or one for all; got {len(each)}")
+    return each

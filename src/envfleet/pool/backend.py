@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ IntArray = NDArray[np.int32]
 StepAtOnce = Callable[[Any], tuple[Any, ...] | bool | None]
 
 
+ObservationMode = Literal["same", "different"]
+
+
 class Line(enum.IntEnum):
     """Where results go: into batches with a row for each env, or into batches of the first that finish."""
 
@@ -36,6 +39,7 @@ class PoolConfig:
     num_envs: int
     batch_size: int | None = None  # None: wait for every env
     autoreset: Autoreset = Autoreset.NEXT_STEP
+    observation_mode: ObservationMode = "same"
     max_env_restarts: int | None = None  # None: an env that fails is reported, not restarted
     num_workers: int | None = None  # None: one for each CPU that may be used
     pin_workers: bool = False  # bind each worker to its share of the CPUs, where there are enough of them
@@ -44,10 +48,16 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        for name in ("num_envs", "batch_size", "num_workers", "max_env_restarts"):
+            count = getattr(self, name)
+            if count is not None and not isinstance(count, int | np.integer):
+                raise UsageError(f"{name} must be a whole number; got {count!r}")
         if self.num_envs < 1:
             raise UsageError(f"num_envs must be at least 1; got {self.num_envs}")
         if self.batch_size is not None and not 1 <= self.batch_size <= self.num_envs:
             raise UsageError(f"batch_size must be between 1 and num_envs={self.num_envs}; got {self.batch_size}")
+        if self.observation_mode not in get_args(ObservationMode):
+            raise UsageError(f"observation_mode must be 'same' or 'different'; got {self.observation_mode!r}")
         if self.num_workers is not None and self.num_workers < 1:
             raise UsageError(f"num_workers must be at least 1; got {self.num_workers}")
         if self.max_env_restarts is not None and self.max_env_restarts < 1:
@@ -91,8 +101,8 @@ class Backend(Protocol):
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Call a method of `env_ids`, which are in ascending order, or get an attribute."""
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """Set an attribute of each env."""
+    def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of `env_ids`, with a value for each."""
 
     def close(self) -> None:
         """Close the envs and leave nothing behind. May be called twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
 from envfleet.contract.spec import EnvSpec
+from envfleet.pool.foreign_envs import hint
 from envfleet.pool.pixel_observation import PixelObservation
 from envfleet.pool.registrations import portable
 from envfleet.pool.simulators.atari_ids import atari_spec
@@ -61,7 +63,7 @@ class EnvBuilder:
         make = imported(self.source) if isinstance(self.source, str) else self.source
         env: gymnasium.Env[Any, Any] = make(**kwargs)
         if not isinstance(env, gymnasium.Env):
-            raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}")
+            raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}{hint(env)}")
         if self.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
         return env
@@ -95,10 +97,12 @@ def env_builders(
         spec_kwargs, spec_steps, spec_mode = {}, None, None
         if isinstance(each, EnvSpec):
             spec_kwargs, spec_steps, spec_mode = dict(each.kwargs), each.max_episode_steps, each.render_mode
+        kwargs = {**spec_kwargs, **kwargs}
+        require_env_kwargs(resolved[id(each)], kwargs)
         builders.append(
             EnvBuilder(
                 source=resolved[id(each)],
-                kwargs={**spec_kwargs, **kwargs},
+                kwargs=kwargs,
                 max_episode_steps=max_episode_steps if max_episode_steps is not None else spec_steps,
                 render_mode=render_mode if render_mode is not None else spec_mode,
                 is_checked=index == 0,
@@ -130,14 +134,41 @@ def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
         return registered(env.id) if env.id is not None else str(env.factory)
     if isinstance(env, str):
         return registered(env)
-    if isinstance(env, GymnasiumSpec):
-        return portable(env)
-    if callable(env):
-        return env
-    raise UsageError(
-        f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "
-        f"got {type(env).__name__}"
-    )
+    require_env_like(env)
+    return portable(env) if isinstance(env, GymnasiumSpec) else env
+
+
+def require_env_like(env: Any) -> None:
+    """Refuse what nothing can be built from."""
+    if not (isinstance(env, str | EnvSpec | GymnasiumSpec) or callable(env)):
+        raise UsageError(
+            f"env must be a Gymnasium id, an EnvSpec, a callable that makes an env, or a list of callables; "
+            f"got {type(env).__name__}{hint(env)}"
+        )
+
+
+# Arguments of gymnasium.make() itself, and what to do instead of passing them to an env.
+_NOT_OF_THE_ENV = {
+    "max_episode_steps": "use max_episode_steps={!r} beside env_kwargs",
+    "disable_env_checker": "leave it out, since Gymnasium's checks run on env 0 only",
+}
+
+
+def require_env_kwargs(source: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that belong to make(), and that the env could not take."""
+    for name in _NOT_OF_THE_ENV.keys() & kwargs.keys():
+        if isinstance(source, GymnasiumSpec) or not _takes(source, name):
+            advice = _NOT_OF_THE_ENV[name].format(kwargs[name])
+            raise UsageError(f"env_kwargs has {name!r}, which is no argument of the env: {advice}")
+
+
+def _takes(factory: Any, name: str) -> bool:
+    """Has the factory an argument of that name? Also True if nobody can tell."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def kwargs_of(env_kwargs: EnvKwargs, index: int, num_envs: int) -> dict[str, Any]:

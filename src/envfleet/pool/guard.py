@@ -50,7 +50,8 @@ class Failure(NamedTuple):
     def to_exception(self, doing: str = "raised") -> Exception:
         """The exception that the pool raises."""
         if self.usage_error is not None:
-            return self.usage_error(f"env {self.env_id}: {self.error}")
+            names_its_env = self.error.startswith(f"env {self.env_id} ")
+            return self.usage_error(self.error if names_its_env else f"env {self.env_id}: {self.error}")
         return EnvFailed(
             f"env {self.env_id} {doing} {self.error}",
             env_id=self.env_id,

@@ -11,7 +11,8 @@ from gymnasium.vector import AutoresetMode
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
-from envfleet.pool.backend import PoolConfig
+from envfleet.pool.arguments import seeds_of
+from envfleet.pool.backend import ObservationMode, PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
 from envfleet.pool.native_registry import NativeChoice, choose_native
 from envfleet.pool.pool import EnvPool
@@ -30,6 +31,7 @@ def make(
     batch_size: int | None = None,
     backend: Literal["auto", "native", "process", "serial", "vector"] = "auto",
     autoreset_mode: AutoresetMode | Autoreset | str = Autoreset.NEXT_STEP,
+    observation_mode: ObservationMode = "same",
     seed: int | None = None,
     env_kwargs: EnvKwargs = None,
     max_episode_steps: int | None = None,
@@ -57,6 +59,8 @@ def make(
             where there is such an env, otherwise process.
         autoreset_mode: What follows the last step of an episode: "next_step", "same_step", "disabled", or
             Gymnasium's AutoresetMode.
+        observation_mode: "same": all envs have the same observation space. "different": its bounds may differ from env
+            to env, but neither its form nor its dtype; as Gymnasium's vector envs have it.
         seed: For the first reset() if that has no seed of its own. Env i is seeded with `seed + i`.
         env_kwargs: Arguments for the env: a dict, a list with a dict for each env, or a callable from the
             env's index to a dict.
@@ -92,12 +96,14 @@ def make(
         num_envs=num_envs,
         batch_size=batch_size,
         autoreset=autoreset_of(autoreset_mode),
+        observation_mode=observation_mode,
         max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
         num_workers=num_workers,
         pin_workers=choice is None if pin_workers is None else pin_workers,
         timeout_s=timeout_s,
         start_timeout_s=start_timeout_s,
     )
+    seeds_of(seed, num_envs)  # refused here, not at the first reset
     if choice is not None:
         from envfleet.pool.native import NativeBackend
 

@@ -156,7 +156,7 @@ class NativeBackend:
                 raise Failure.of(env_id, error).to_exception() from None
         return answers
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+    def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """See Backend."""
         raise UsageError(
             f"{name!r} of a native env cannot be set: pass it as env_kwargs, or choose backend='process', "

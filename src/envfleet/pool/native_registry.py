@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +15,13 @@ from gymnasium.envs.registration import load_env_creator
 
 from envfleet._native import NativeModel
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered
+from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered, require_env_kwargs
 from envfleet.pool.native_plugins import plugin_names
 from envfleet.pool.simulators.box2d import BOX2D_TWINS
 from envfleet.pool.simulators.mujoco import MUJOCO_TWINS
 from envfleet.pool.twins import OLDER_IDS, TWINS, NotNative, Twin
+
+logger = logging.getLogger("envfleet.pool")
 
 _TWINS = {twin.entry_point: twin for twin in (*TWINS, *BOX2D_TWINS, *MUJOCO_TWINS)}
 _RENDER_MODES = (None, "rgb_array", "ansi", "depth_array", "rgbd_tuple")  # the others want to draw at every step
@@ -49,6 +52,15 @@ def registry() -> list[str]:
     return sorted(ids)
 
 
+def newer_id(env_id: str) -> str:
+    """The id that Gymnasium has for the env today; the log says so if it is another one."""
+    if env_id not in OLDER_IDS:
+        return env_id
+    text = "Gymnasium no longer has %s: the envs are those of %s, which are the same with default arguments"
+    logger.warning(text, env_id, OLDER_IDS[env_id])
+    return OLDER_IDS[env_id]
+
+
 def choose_native(
     env: EnvLike | Sequence[Callable[..., Any]],
     num_envs: int,
@@ -73,11 +85,12 @@ def choose_native(
     if isinstance(env, str) and env in OLDER_IDS:
         if kwargs:
             raise NotNative(f"{env} is native with its default arguments only; got {', '.join(kwargs)}")
-        env = OLDER_IDS[env]
+        env = newer_id(env)
     if isinstance(env, str) and env:
         env = registered(env)
     if not isinstance(env, GymnasiumSpec):
         raise NotNative("only registered envs can be native, not callables")
+    require_env_kwargs(env, kwargs)
     return _choose_twin(env, {**env.kwargs, **kwargs}, max_episode_steps, render_mode)
 
 

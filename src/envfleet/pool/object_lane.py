@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
-
 from envfleet.contract.errors import EnvFleetError
+from envfleet.pool.pickling import pickled, pickled_code
 
 _LENGTH = struct.Struct("<Q")
 _WINDOW_BYTES = 1 << 32  # the file is sparse: a window takes only the pages that were written
@@ -51,11 +49,11 @@ class ObjectLane:
 
     def put(self, window: int, value: Any) -> None:
         """Write `value`. What pickle refuses (a lambda, a class of a notebook) goes by value."""
-        self._put_bytes(window, _pickled(value))
+        self._put_bytes(window, pickled(value))
 
-    def put_code(self, window: int, value: Any) -> None:
-        """Write `value`, and what is defined in `__main__` by value: the reader has another `__main__`."""
-        self._put_bytes(window, cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    def put_code(self, window: int, value: Any, name: str = "env") -> None:
+        """Write what the caller gave under this name, and what is defined in `__main__` by value. See pickled_code()."""
+        self._put_bytes(window, pickled_code(value, name))
 
     def _put_bytes(self, window: int, blob: bytes) -> None:
         if len(blob) > _WINDOW_BYTES - _LENGTH.size:
@@ -84,31 +82,6 @@ class ObjectLane:
                 raise EOFError(f"window {window} has {len(blob)} of {length} bytes: its writer died while it wrote")
             blob += more
         return pickle.loads(blob)
-
-
-def picklable_part(info: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
-    """What of `info` can be pickled, and the names of what cannot, such as `info['lock']`."""
-    part: dict[str, Any] = {}
-    left_out: list[str] = []
-    for key, value in info.items():
-        try:
-            _pickled((key, value))
-            part[key] = value
-        except Exception:
-            its_name = f"{name}[{key!r}]"
-            if isinstance(value, dict):
-                part[key], more = picklable_part(value, its_name)
-                left_out += more
-            else:
-                left_out.append(its_name)
-    return part, left_out
-
-
-def _pickled(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        return cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
 
 
 def _file_of(fd: int) -> tuple[int, int] | None:

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from envfleet import _native
@@ -16,7 +17,7 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
-from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask
+from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
 from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce
 from envfleet.pool.infos import join_infos, object_column
 
@@ -47,12 +48,13 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._step_at_once: StepAtOnce | None = None  # set while the pool was reset and nothing is in flight
         self.num_envs = config.num_envs
         self.batch_size = config.rows
-        self.metadata = {**traits.metadata, "autoreset_mode": AutoresetMode(config.autoreset.value)}
+        self.autoreset_mode = AutoresetMode(config.autoreset.value)
+        self.metadata = {**traits.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = traits.render_mode
         self.spec = traits.gymnasium_spec
         self.single_observation_space = traits.observation_space
         self.single_action_space = traits.action_space
-        self.observation_space = batch_space(traits.observation_space, config.num_envs)
+        self.observation_space = self._batched_observation_space()
         self.action_space = batch_space(traits.action_space, config.num_envs)
 
     # -- Gymnasium's vector API --
@@ -128,15 +130,18 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """Get an attribute of each env."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each env: a list or tuple has a value for each, anything else is for all."""
+    def set_attr(self, name: str, values: Any, env_ids: ArrayLike | None = None) -> None:
+        """Set an attribute of each env, or of those in `env_ids`.
+
+        Args:
+            name: Name of the attribute.
+            values: A list or tuple has a value for each of these envs; anything else is for all of them.
+            env_ids: Indices of some envs, in any order; None: all.
+        """
         self._require_open()
         self._require_no_flight(f"set {name!r}")
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise UsageError(f"set_attr() needs a value for each of num_envs={self.num_envs} envs; got {len(values)}")
-        self._backend.set_attr(name, values)
+        ids = range(self.num_envs) if env_ids is None else some_env_ids(env_ids, self.num_envs)
+        self._backend.set_attr(ids, name, values_for(values, len(ids)))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the envs; called by close()."""
@@ -214,6 +219,13 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self.close()
 
     # -- inside --
+
+    def _batched_observation_space(self) -> Space[Any]:
+        num_envs, first = self._config.num_envs, self.single_observation_space
+        if self._config.observation_mode == "same":
+            return batch_space(first, num_envs)
+        spaces = self._backend.call(range(num_envs), "observation_space", (), {})
+        return batch_differing_spaces(spaces)
 
     def _recv(self, timeout_s: float) -> StepBatch:
         batch = self._backend.recv(self._line, timeout_s)

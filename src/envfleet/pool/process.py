@@ -83,7 +83,7 @@ class ProcessBackend:
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
-        self._lane.put_code(Windows.options, options)
+        self._lane.put_code(Windows.options, options, "options")
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._board.set_seed(env_id, seed)
         if line is Line.FULL and len(env_ids) < self._config.num_envs:
@@ -103,7 +103,7 @@ class ProcessBackend:
         if self._action_tree.object_leaves:
             for row, env_id in enumerate(env_ids.tolist()):
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
-                self._lane.put_code(self._windows.action(env_id), objects)
+                self._lane.put_code(self._windows.action(env_id), objects, "actions")
         self._board.send(env_ids, _native.STEP, self._config.line)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
@@ -143,13 +143,12 @@ class ProcessBackend:
         request = process_child.Call(tuple(env_ids), name, args, kwargs)
         return self._request([request] * self._shape.num_children, f"call {name!r}")
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+    def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """See Backend."""
-        requests = [
-            process_child.SetAttr(name, list(values[self._board.first_env(child) : self._board.first_env(child + 1)]))
-            for child in range(self._shape.num_children)
-        ]
-        self._request(requests, f"set {name!r}")
+        by_child: list[dict[int, Any]] = [{} for _ in range(self._shape.num_children)]
+        for env_id, value in zip(env_ids, values, strict=True):
+            by_child[self._board.child_of(env_id)][env_id] = value
+        self._request([process_child.SetAttr(name, each) for each in by_child], f"set {name!r}")
 
     def close(self) -> None:
         """See Backend."""
@@ -313,13 +312,13 @@ class ProcessBackend:
     def _replace_child(self, child: int, how: str) -> Exception | None:
         """Start another child in place of a dead one; returns what the caller must hear of it."""
         env_id, op, _ = self._board.doing(child)
-        pid = self._board.pid(child)
         first, end = self._board.first_env(child), self._board.first_env(child + 1)
         culprit = env_id if env_id >= 0 else first
         has_reply = how in (_BUILD_FAILED_TEXT, _BROKE_DOWN_TEXT)
         reply = self._lane.get(self._windows.reply(child)) if has_reply else None
         doing = f" while env {env_id} was {_OP_NAMES[op]}" if op in _OP_NAMES and env_id >= 0 else ""
-        reason = f"process {pid}, which ran envs {first} to {end - 1}, {how}{doing}"
+        name = f"process {pid}, which ran" if (pid := self._board.pid(child)) else "the new process of"
+        reason = f"{name} envs {first} to {end - 1}, {how}{doing}"
         child_traceback = ""
         if isinstance(reply, Failure) and how == _BROKE_DOWN_TEXT:
             reason, child_traceback = f"{reason}: {reply.error}", reply.traceback
@@ -361,10 +360,14 @@ class ProcessBackend:
         lines = [f"{headline}; still at work: envs {busy}. Nothing is lost: recv() may be called again"]
         for child in sorted({self._board.child_of(env_id) for env_id in busy}):
             env_id, op, for_s = self._board.doing(child)
-            state = f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s" if env_id >= 0 else "idle"
             waiting = [each for each in busy if self._board.child_of(each) == child and each != env_id]
-            lines.append(f"process {self._board.pid(child)}: {state}; envs that wait behind it: {waiting}")
-            lines.append(self._stack_of(child))
+            if self._board.wait_replies(child, 1, 0.0) != _native.READY:  # a child's first reply: its envs are built
+                lines.append(f"{self._name_of(child)} is building its envs; envs that wait for that: {waiting}")
+            else:
+                state = f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s" if env_id >= 0 else "idle"
+                lines.append(f"{self._name_of(child)}: {state}; envs that wait behind it: {waiting}")
+            if self._board.pid(child):
+                lines.append(self._stack_of(child))
         return "\n".join(lines)
 
     def _stack_of(self, child: int) -> str:
@@ -379,7 +382,13 @@ class ProcessBackend:
             if now > start and now == size:
                 return os.pread(self._files.stacks, size - start, start).decode(errors="replace").rstrip()
             size = now
-        return f"(process {self._board.pid(child)} does not answer the request for its stack)"
+        return f"({self._name_of(child)} does not answer the request for its stack)"
+
+    def _name_of(self, child: int) -> str:
+        """Its pid, if it has started: one that takes another's place may have to wait first."""
+        pid = self._board.pid(child)
+        first, end = self._board.first_env(child), self._board.first_env(child + 1)
+        return f"process {pid}" if pid else f"the new process of envs {first} to {end - 1}"
 
 
 _BUILD_FAILED_TEXT = "could not build its envs"

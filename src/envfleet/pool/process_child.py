@@ -26,7 +26,8 @@ from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.info_columns import InfoColumns
-from envfleet.pool.object_lane import FileClosed, ObjectLane, Windows, picklable_part
+from envfleet.pool.object_lane import FileClosed, ObjectLane, Windows
+from envfleet.pool.pickling import picklable_part
 from envfleet.pool.registrations import Registrations, register_all
 from envfleet.pool.rows import Extras, RowWriter, action_reader
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
@@ -50,10 +51,10 @@ class Call(NamedTuple):
 
 
 class SetAttr(NamedTuple):
-    """Parent -> child: set an attribute of each env."""
+    """Parent -> child: set an attribute of those of your envs that have a value here."""
 
     name: str
-    values: list[Any]
+    values: dict[int, Any]  # by env id
 
 
 class Start(NamedTuple):
@@ -167,7 +168,7 @@ class ChildProcess:
                     seed=None if start.lost_because is None else self.board.seed(env_id),
                 )
                 self._episodes[env_id] = episode
-                require_same_spaces(traits, episode.env, env_id)
+                require_same_spaces(traits, episode.env, env_id, start.config.observation_mode)
             except BaseException as error:
                 self._close_envs()
                 raise _BuildFailed(Failure.of(env_id, error)) from error
@@ -281,13 +282,13 @@ class ChildProcess:
 
     def _answer(self, request: Call | SetAttr) -> None:
         answers: list[Any] = []
-        for position, (env_id, episode) in enumerate(self._episodes.items()):
+        for env_id, episode in self._episodes.items():
             try:
                 if isinstance(request, Call):
                     if env_id in request.env_ids:
                         answers.append(value_of(episode.env, request.name, request.args, request.kwargs))
-                else:
-                    set_attribute(episode.env, request.name, request.values[position])
+                elif env_id in request.values:
+                    set_attribute(episode.env, request.name, request.values[env_id])
             except BaseException as error:
                 return self._reply(Failure.of(env_id, error))
         try:

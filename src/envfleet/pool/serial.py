@@ -49,7 +49,7 @@ class SerialBackend:
             for env_id, build in enumerate(builders)
         ]
         for env_id, episode in enumerate(self._episodes):
-            require_same_spaces(self.traits, episode.env, env_id)
+            require_same_spaces(self.traits, episode.env, env_id, config.observation_mode)
         self._tasks: deque[tuple[int, Callable[[], Transition]]] = deque()
         self._filling: _Filling | None = None
         self._failures: list[Failure] = []  # that the caller has not heard of
@@ -99,9 +99,9 @@ class SerialBackend:
         """See Backend."""
         return [self._on_env(env_id, value_of, name, args, kwargs) for env_id in env_ids]
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+    def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """See Backend."""
-        for env_id, value in enumerate(values):
+        for env_id, value in zip(env_ids, values, strict=True):
             self._on_env(env_id, set_attribute, name, value)
 
     def close(self) -> None:

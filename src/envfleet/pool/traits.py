@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 
 from envfleet.contract.errors import SpacesDiffer
 from envfleet.contract.spec import EnvTraits
+from envfleet.pool.backend import ObservationMode
 
 
 def traits_of(env: gymnasium.Env[Any, Any]) -> EnvTraits:
@@ -22,14 +24,23 @@ def traits_of(env: gymnasium.Env[Any, Any]) -> EnvTraits:
     )
 
 
-def require_same_spaces(expected: EnvTraits, env: gymnasium.Env[Any, Any], env_id: int) -> None:
-    """All envs of a pool share one batch, so their spaces must be equal."""
+def require_same_spaces(
+    expected: EnvTraits, env: gymnasium.Env[Any, Any], env_id: int, observation_mode: ObservationMode
+) -> None:
+    """All envs of a pool share one batch, so their spaces must be equal.
+
+    With `observation_mode="different"` the bounds of their observations may differ, but neither form nor dtype.
+    """
     for name in ("observation_space", "action_space"):
-        if getattr(env, name) != getattr(expected, name):
-            raise SpacesDiffer(
-                f"env {env_id} has another {name} than env 0: {getattr(env, name)} instead of "
-                f"{getattr(expected, name)}; the envs of one pool must have equal spaces"
-            )
+        own, first = getattr(env, name), getattr(expected, name)
+        if own == first:
+            continue
+        advice = "the envs of one pool must have equal spaces"
+        if name == "observation_space" and is_space_dtype_shape_equiv(own, first):
+            if observation_mode == "different":
+                continue
+            advice += "; if other bounds are intended, pass observation_mode='different'"
+        raise SpacesDiffer(f"env {env_id} has another {name} than env 0: {own} instead of {first}; {advice}")
 
 
 def value_of(env: gymnasium.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +17,7 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
 from envfleet.pool.guard import ENV_ERRORS, Failure
 from envfleet.pool.infos import object_column
-from envfleet.pool.traits import value_of
+from envfleet.pool.traits import set_attribute, value_of
 from envfleet.pool.vector_infos import copied, put_rows, rows_of
 from envfleet.pool.vectorized import Rows, StepRows, Vectorized, close_vector, traits_of_vector
 
@@ -52,7 +52,7 @@ class VectorBackend:
         self._actions: list[Any] = [None] * len(self._action_tree.leaves)
         self._task: Callable[[], StepBatch] | None = None  # what the next recv() does
         self._failure: Failure | None = None  # what it raises instead
-        self._attributes: dict[str, list[Any]] = {}  # what set_attr() has set: a new vector env gets it, too
+        self._attributes: dict[str, dict[int, Any]] = {}  # what set_attr() has set, by env: a new one gets it, too
         self._last_obs: Any = None  # our own copy
         self._ended = np.zeros(config.num_envs, np.bool_)  # with autoreset disabled: to be reset by the caller
         self._is_broken = False  # the vector env raised: all its episodes are lost
@@ -126,16 +126,19 @@ class VectorBackend:
         except ENV_ERRORS as error:
             raise Failure.of(env_id, error).to_exception() from None
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """See Backend."""
+    def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """See Backend. Where the envs cannot be reached one by one, an attribute of all is set or of none."""
         env = self._vector.env.unwrapped
         if not hasattr(env, "set_attr"):
             raise UsageError(f"{type(env).__name__} does not let attributes of its envs be set")
+        by_env = dict(zip(env_ids, values, strict=True))
+        if len(by_env) < self._config.num_envs and not isinstance(env, SyncVectorEnv):
+            raise UsageError(f"{type(env).__name__} sets {name!r} of all its envs or of none: leave env_ids out")
         try:
-            env.set_attr(name, list(values))
+            self._set_attr(name, by_env)
         except ENV_ERRORS as error:
             raise Failure.of(0, error).to_exception() from None
-        self._attributes[name] = list(values)
+        self._attributes[name] = {**self._attributes.get(name, {}), **by_env}
 
     def close(self) -> None:
         """See Backend."""
@@ -247,8 +250,16 @@ class VectorBackend:
     def _rebuild(self) -> None:
         self.close()
         self._vector = self._build()
-        for name, values in self._attributes.items():
-            self._vector.env.unwrapped.set_attr(name, values)
+        for name, by_env in self._attributes.items():
+            self._set_attr(name, by_env)
+
+    def _set_attr(self, name: str, by_env: Mapping[int, Any]) -> None:
+        env = self._vector.env.unwrapped
+        if len(by_env) == self._config.num_envs:
+            env.set_attr(name, [by_env[env_id] for env_id in range(len(by_env))])
+            return
+        for env_id, value in by_env.items():
+            set_attribute(env.envs[env_id], name, value)
 
     def _batch(self, obs: Any, infos: dict[str, Any]) -> StepBatch:
         num_envs = self._config.num_envs
@@ -304,5 +315,7 @@ def _require_config(config: PoolConfig) -> None:
         raise UsageError(
             f"a vector env steps all its envs together: batch_size must be num_envs; got {config.batch_size}"
         )
+    if config.observation_mode != "same":
+        raise UsageError("a vector env batches its own observations: say observation_mode to what makes it")
     if config.max_env_restarts is not None:
         raise UsageError("a vector env cannot restart one of its envs: on_env_error='restart' is for other backends")

@@ -16,7 +16,8 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.backend import PoolConfig
-from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of, without_module
+from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of, require_env_kwargs, without_module
+from envfleet.pool.foreign_envs import hint
 from envfleet.pool.simulators.atari_ids import atari_game
 from envfleet.pool.vector_envpool import EnvPoolVector
 from envfleet.pool.vectorized import AleVector, GymnasiumVector, Vectorized, vectorized
@@ -30,6 +31,7 @@ _OURS = {
     "seed": "seed",
     "env_seed": "seed",
     "num_threads": "num_workers",
+    "max_episode_steps": "max_episode_steps",
 }
 _SCREEN = (210, 160)  # height and width of what the games show
 
@@ -69,7 +71,9 @@ def vector_builder(
     if isinstance(env, str | GymnasiumSpec):
         return partial(_registered, env if isinstance(env, GymnasiumSpec) else gymnasium.spec(env_id), config, kwargs)
     if isinstance(env, Sequence) or not callable(env):
-        raise UsageError("backend='vector' takes one factory that makes a VectorEnv, or an id; not a list of factories")
+        got = "a list of factories" if isinstance(env, Sequence) else f"{type(env).__name__}{hint(env)}"
+        raise UsageError(f"backend='vector' takes one factory that makes a VectorEnv, or an id; got {got}")
+    require_env_kwargs(env, kwargs)
     return partial(_made_by, env, config, kwargs)
 
 

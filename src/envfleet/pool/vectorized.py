@@ -20,6 +20,7 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.results import reset_result, vector_step_result
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
+from envfleet.pool.foreign_envs import hint
 from envfleet.pool.vector_infos import rows_of, with_masks
 
 Array = np.ndarray[Any, Any]
@@ -225,7 +226,8 @@ def close_vector(env: Any) -> None:
 
 def _mode_of(env: Any, num_envs: int) -> Autoreset:
     if not isinstance(env, VectorEnv):
-        raise UsageError(f"backend='vector' needs a factory of gymnasium.vector.VectorEnv; got {type(env).__name__}")
+        got = f"{type(env).__name__}{hint(env)}"
+        raise UsageError(f"backend='vector' needs a factory of gymnasium.vector.VectorEnv; got {got}")
     if env.num_envs != num_envs:
         raise UsageError(f"the vector env has {env.num_envs} envs instead of num_envs={num_envs}")
     mode = env.metadata.get("autoreset_mode")
