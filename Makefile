@@ -15,6 +15,7 @@ JOBS := $(shell nproc)
 TEST_JOBS ?= 2
 CHAOS_S ?= 600
 CHAOS_SEED ?= 1
+CHAOS_WIRES ?= ipc tcp
 
 # Train LunarLander on two local workers with APS: live display, a picture and a summary at the end (a minute or two).
 demo: $(VENV)/with-demo
@@ -39,9 +40,11 @@ check: $(VENV)/with-check
 # The C++ core's tests under the thread sanitizer, and under the address and undefined-behaviour sanitizers.
 sanitize: build/native/thread/passed build/native/address/passed
 
-# Kill, stop, delay, drop and duplicate for ten minutes: make chaos CHAOS_S=3600 CHAOS_SEED=7
+# Kill, stop, delay, drop and duplicate for ten minutes on each wire; tcp needs root. make chaos CHAOS_S=3600 CHAOS_SEED=7
 chaos: $(VENV)/with-test
-	$(BIN)/python tests/cluster/chaos.py --seconds $(CHAOS_S) --seed $(CHAOS_SEED)
+	set -e; for wire in $(CHAOS_WIRES); do \
+		$(BIN)/python tests/cluster/chaos.py --wire $$wire --seconds $(CHAOS_S) --seed $(CHAOS_SEED); \
+	done
 
 bench: $(VENV)/with-bench
 	$(BIN)/python benchmarks/pool.py

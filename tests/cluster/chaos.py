@@ -1,13 +1,16 @@
-"""Chaos: a real head and real workers, with a wire between them that loses, doubles, delays and reorders messages.
+"""Chaos: a real head and real workers, with a wire between them that fails in many ways.
 
-    python tests/cluster/chaos.py --seconds 600 --seed 7
+    python tests/cluster/chaos.py --wire tcp --seconds 600 --seed 7
 
-Workers are killed and stopped, the wire falls silent. All the while: each row comes exactly once, a rollout has one
-policy version, progress never stops for long, memory stays flat, and nothing is left in the end.
+The wire is one that loses, doubles, delays and reorders whole messages (ipc, in this file), or a real tcp link that
+does so with packets while large payloads are under way (tcp, in chaos_tcp.py). Workers are killed and stopped, the wire
+falls silent. All the while: each row comes exactly once, a rollout has one policy version, progress never stops for
+long, memory stays flat. In the end all workers come back, and nothing is left.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import heapq
 import itertools
@@ -21,24 +24,23 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import zmq  # noqa: TID253 - this process is a cluster's own
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for waiting, when this runs as a script
 
-import envfleet
-from cluster_envs import Accounts, Agent, CountingEnv
-from envfleet.launchers.local import Local
-from waiting import descendants, is_running, wait_until
+from chaos_learner import Learner, Setup, worker_pids
+from chaos_tcp import OverTcp
+from tun_wire import NoWire
 
-NUM_WORKERS, NUM_ENVS = 3, 2
-NUM_STEPS = 20
+import envfleet
+from cluster_envs import Agent, CountingEnv
+from envfleet.launchers.local import Local
+from waiting import wait_until
+
 TIMINGS = {"heartbeat_s": 0.2, "silence_s": 3.0, "reconnect_s": 2.0, "resend_s": 0.5}
-LONGEST_PAUSE_S = 45.0  # without any rollout, whatever happens; a stopped wire, a start and a back-off fit in
-MOST_GROWTH_BYTES = 24 << 20
+LONGEST_PAUSE_S = 45.0  # a stopped wire, a start and a back-off fit in
 DROP, DOUBLE, DELAY = 0.02, 0.02, 0.1  # of all messages
 MOST_DELAY_S = 0.4
 NAME_BYTES = 16  # of the name that a worker gives itself
@@ -218,187 +220,88 @@ class Fate(threading.Thread):
             os.kill(pid, what)
 
 
-def worker_pids():
-    """Workers among our own children, in the order of workers."""
-    found = []
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"envfleet.cluster.worker" in arguments and is_running(pid):
-                found.append((arguments[arguments.index(b"--worker") + 1], pid))
-    return [pid for _, pid in sorted(found)]
+class OverMessages:
+    """Chaos over ipc: small messages, of which many are lost, doubled and late."""
+
+    setup = Setup(
+        env=CountingEnv,
+        env_kwargs={"step_s": 0.001},
+        make_agent=Agent,
+        settings=TIMINGS,
+        longest_pause_s=LONGEST_PAUSE_S,
+        most_growth_bytes=24 << 20,
+    )
+
+    def __init__(self, folder, seed):
+        self._wire = WireBetween(folder, seed)
+        self.settings = {"launcher": self._wire, "head_address": self._wire.address}
+        self.fate = Fate(self._wire, seed)
+
+    def counts(self):
+        return self._wire.counts()
+
+    def close(self):
+        self._wire.close()
 
 
-# -- what must hold --
+WIRES = {"ipc": OverMessages, "tcp": OverTcp}
 
 
-class Memory:
-    """Resident bytes of this process and of its workers, once each second."""
-
-    def __init__(self):
-        self._next_s = 0.0
-        self.series = {}  # pid -> [bytes]
-
-    def look(self):
-        if time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + 1.0
-        for pid in (os.getpid(), *worker_pids()):
-            with contextlib.suppress(OSError, IndexError):
-                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                self.series.setdefault(pid, []).append(pages * os.sysconf("SC_PAGESIZE"))
-
-    def growth_bytes(self):
-        """The most that any process grew after its first seconds: caches fill, code is imported."""
-        warm = [series[len(series) // 3 :] for series in self.series.values() if len(series) >= 12]
-        return max((max(series[-3:]) - min(series[:3]) for series in warm), default=0)
-
-
-@dataclass
-class Report:
-    seconds: float = 0.0
-    num_rollouts: int = 0
-    num_rows: int = 0
-    num_steps: int = 0  # of all envs, by step()
-    num_env_objects: int = 0
-    num_restarts: int = 0
-    longest_pause_s: float = 0.0
-    growth_bytes: int = 0
-    num_versions: int = 0
-    blows: dict = field(default_factory=dict)
-    wire: dict = field(default_factory=dict)
-    refused: dict = field(default_factory=dict)
-
-
-class Learner:
-    """Takes rollouts by stream() and by rollout(), and steps, in turns, and looks closely at each."""
-
-    def __init__(self, envs, rng):
-        self._envs = envs
-        self._rng = rng
-        self._agent = Agent()
-        self._action_of = {envs.publish(self._agent): 0}
-        self._accounts = Accounts()
-        self._memory = Memory()
-        self._last_s = time.monotonic()
-        self.report = Report()
-
-    def learn_until(self, end_s):
-        while time.monotonic() < end_s:
-            phase_s = min(end_s, time.monotonic() + self._rng.uniform(2.0, 8.0))
-            self._accounts.interrupted(self._envs.num_envs)
-            self._rng.choices((self._stream_until, self._collect_until, self._step_until), (5, 3, 2))[0](phase_s)
-        report, accounts, stats = self.report, self._accounts, self._envs.stats()
-        report.num_rows, report.num_env_objects = accounts.num_rows, accounts.num_env_objects
-        report.num_restarts = sum(worker.num_restarts for worker in stats.workers)
-        report.refused = dict(stats.num_refused)
-        report.growth_bytes = self._memory.growth_bytes()
-        report.num_versions = len(self._action_of)
-
-    def _stream_until(self, end_s):
-        stream = self._envs.stream(self._agent, NUM_STEPS, timeout_s=LONGEST_PAUSE_S)
-        for rollout in stream:
-            self._take(rollout)
-            if time.monotonic() > end_s:
-                break
-
-    def _collect_until(self, end_s):
-        while time.monotonic() < end_s:
-            self._take(self._envs.rollout(self._agent, NUM_STEPS, timeout_s=LONGEST_PAUSE_S))
-
-    def _step_until(self, end_s):
-        """Each step makes one observation more, unless the worker was lost: then that is said, and others begin."""
-        obs, _ = self._envs.reset()
-        self._progress()
-        was_lost = np.zeros(self._envs.num_envs, bool)
-        while time.monotonic() < end_s:
-            before = obs
-            obs, _, _, is_lost, info = self._envs.step(np.zeros(self._envs.num_envs, np.int64))
-            self._progress()
-            self.report.num_steps += 1
-            is_new = obs[:, 0] != before[:, 0]
-            expected = np.where(is_new, 0, before[:, 1] + 1)
-            if not (is_lost | ((is_new == was_lost) & (obs[:, 1] == expected))).all():
-                raise AssertionError(f"a step from {before} to {obs}; lost before: {was_lost}, now: {is_lost}")
-            if is_lost.any() and not all("lost" in why for why in info["env_error"][is_lost]):
-                raise AssertionError(f"nobody says why envs {is_lost} were truncated: {info}")
-            was_lost = is_lost
-
-    def _progress(self):
-        now_s = time.monotonic()
-        self.report.longest_pause_s = max(self.report.longest_pause_s, now_s - self._last_s)
-        self._last_s = now_s
-        self._memory.look()
-
-    def _take(self, rollout):
-        self._progress()
-        self.report.num_rollouts += 1
-        self._accounts.add(rollout)
-        for row, env_id in enumerate(rollout.env_ids):
-            worker = list(rollout.workers).index(env_id // NUM_ENVS)
-            expected = self._action_of[int(rollout.versions[worker])]
-            if not (rollout.rewards[:, row] == expected).all():
-                raise AssertionError(
-                    f"worker {env_id // NUM_ENVS}: not the actions of version {rollout.versions[worker]}"
-                )
-        if self._rng.random() < 0.2:
-            action = self._rng.randrange(3)
-            self._agent.weights = {"action": self._agent.weights["action"] * 0 + action}
-            version = self._envs.publish(self._agent)
-            if self._action_of.setdefault(version, action) != action:
-                raise AssertionError(f"version {version} stands for two policies")
-
-
-def run(seconds, seed):
-    """Chaos for so long. Raises if anything does not hold."""
+def run(seconds, seed, wire="ipc", **settings_of_wire):
+    """Chaos for `seconds`. Raises if anything does not hold."""
     fds_before = len(os.listdir("/proc/self/fd"))
     with tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder:
-        wire = WireBetween(Path(folder), seed)
-        settings = {**TIMINGS, "backend": "serial", "max_worker_restarts": 1000, "timeout_s": LONGEST_PAUSE_S}
-        settings["on_env_error"] = "restart"  # a lost worker truncates its rows instead of raising
+        over = WIRES[wire](Path(folder), seed, **settings_of_wire)
         try:
-            with envfleet.ClusterEnv(
-                CountingEnv,
-                NUM_WORKERS,
-                NUM_ENVS,
-                launcher=wire,
-                head_address=wire.address,
-                env_kwargs={"step_s": 0.001},
-                **settings,
-            ) as envs:
-                fate, learner = Fate(wire, seed), Learner(envs, random.Random(seed))
-                fate.start()
-                begin_s = time.monotonic()
-                try:
-                    learner.learn_until(begin_s + seconds)
-                finally:
-                    fate.close()
-                report = learner.report
-                report.seconds = time.monotonic() - begin_s
-                report.blows, report.wire = dict(fate.blows), wire.counts()
+            report = _learn(seconds, seed, over)
         finally:
-            wire.close()
+            over.close()
         wait_until(lambda: not worker_pids(), "no worker is left")
-    del envs, learner
     gc.collect()
     if len(os.listdir("/proc/self/fd")) > fds_before:
         raise AssertionError("file descriptors are left")
-    if report.growth_bytes > MOST_GROWTH_BYTES:
+    if report.growth_bytes > over.setup.most_growth_bytes:
         raise AssertionError(f"memory grew by {report.growth_bytes / 2**20:.1f} MiB: {report}")
     return report
 
 
+def _learn(seconds, seed, over):
+    setup = over.setup
+    settings = {"backend": "serial", "max_worker_restarts": 1000, "timeout_s": setup.longest_pause_s}
+    settings["on_env_error"] = "restart"  # a lost worker truncates its rows instead of raising
+    settings |= {"env_kwargs": setup.env_kwargs, **setup.settings, **over.settings}
+    with envfleet.ClusterEnv(setup.env, setup.num_workers, setup.num_envs, **settings) as envs:
+        learner = Learner(envs, random.Random(seed), setup)
+        begin_s = time.monotonic()
+        over.fate.start()
+        try:
+            learner.learn_until(begin_s + seconds)
+        finally:
+            over.fate.close()
+        learner.recover()
+        report = learner.report
+        report.seconds = time.monotonic() - begin_s
+        report.blows, report.wire = dict(over.fate.blows), over.counts()
+        return report
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wire", choices=WIRES, default="ipc")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--longest-cut-s", type=float, help="of the tcp wire")
     for name in ("--front", "--back", "--counts"):
         parser.add_argument(name, help=argparse.SUPPRESS)  # of the proxy's process
     arguments = parser.parse_args()
     if arguments.front is not None:
-        Proxy(arguments.front, arguments.back, arguments.seed, arguments.counts).run()
-    else:
-        print(run(arguments.seconds, arguments.seed))
+        return Proxy(arguments.front, arguments.back, arguments.seed, arguments.counts).run()
+    settings = {} if arguments.longest_cut_s is None else {"longest_cut_s": arguments.longest_cut_s}
+    try:
+        report = run(arguments.seconds, arguments.seed, arguments.wire, **settings)
+    except NoWire as error:
+        sys.exit(f"no chaos over {arguments.wire}: {error}")
+    print(json.dumps(dataclasses.asdict(report)))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,20 @@ from run_folders import own_run_folders
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from tun_wire import NoWire, require_tun
+
 
 @pytest.fixture(autouse=True)
 def run_folders(monkeypatch, tmp_path):
     """See own_run_folders. (tmp_path is asked for only to be made before: pytest would make it in this folder.)"""
     with own_run_folders(monkeypatch) as folders:
         yield folders
+
+
+@pytest.fixture
+def tun_wire_or_skip():
+    """For tests over a real tcp link: see tun_wire.py."""
+    try:
+        require_tun()
+    except NoWire as error:
+        pytest.skip(str(error))

@@ -2,7 +2,15 @@
 
 import pytest
 
-from envfleet.cluster.staffing import FIRST_BACKOFF_S, MOST_BACKOFF_S, MOST_TRY_AGAIN_S, TRY_AGAIN_S, Staffing, Stage
+from envfleet.cluster.staffing import (
+    FIRST_BACKOFF_S,
+    MOST_BACKOFF_S,
+    MOST_TRY_AGAIN_S,
+    TRY_AGAIN_S,
+    UNREACHABLE_S,
+    Staffing,
+    Stage,
+)
 
 
 @pytest.fixture
@@ -54,6 +62,40 @@ def test_back_off_grows_to_its_limit():
     assert waits[:4] == [FIRST_BACKOFF_S * factor for factor in (1, 2, 4, 8)]
     assert waits == sorted(waits)
     assert waits[-1] == MOST_BACKOFF_S
+
+
+def outage(staffing, seconds, now_s=0.0):
+    """The host of worker 0 cannot be reached for this long: when it was tried, until it is given up."""
+    end_s, tries_s = now_s + seconds, []
+    while now_s < end_s and staffing.lost(0, "no route to host", now_s, is_unreachable=True) is Stage.LOST:
+        now_s = staffing.posts[0].restart_s
+        assert staffing.take_due(now_s) == [(0, False)]
+        tries_s.append(now_s)
+    return tries_s
+
+
+@pytest.mark.parametrize("seconds", [5.0, 20.0, 34.0, 60.0])
+def test_a_worker_is_tried_soon_after_an_outage_of_its_host(seconds):
+    """The longer the outage, the longer was the back-off in 0.6.0: 25 s after one of 34 s."""
+    staffing = Staffing(num_workers=1, max_restarts=10, join_timeout_s=60.0)
+    staffing.joined(0)
+    tries_s = outage(staffing, seconds)
+    assert tries_s[-1] >= seconds
+    waits_s = [after - before for before, after in zip([0.0, *tries_s], tries_s, strict=False)]
+    assert max(waits_s) <= UNREACHABLE_S + 1e-9
+    staffing.joined(0)
+    staffing.lost(0, "killed", 100.0)  # the outage does not count for what comes after it
+    assert staffing.posts[0].restart_s == 100.0 + FIRST_BACKOFF_S
+
+
+def test_an_outage_that_does_not_end_is_counted_as_slowly_as_failures():
+    waits_s = [min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**index) for index in range(10)]
+    staffing = Staffing(num_workers=1, max_restarts=10, join_timeout_s=1000.0)
+    staffing.joined(0)
+    tries_s = outage(staffing, 1000.0)
+    assert staffing.posts[0].stage is Stage.GIVEN_UP
+    assert sum(waits_s) <= tries_s[-1] < sum(waits_s) + 10 * UNREACHABLE_S
+    assert staffing.posts[0].num_restarts == 10  # not one for each try
 
 
 def test_the_exponent_does_not_overflow():

@@ -415,6 +415,7 @@ def test_how_the_end_is_told(code, log, state, says):
     ended = WorkerStatus(WorkerState.ENDED, f"its process ended with exit code {code}")
     told = end_of(ended, "h", log, "python3")
     assert told.state is state and says in told.detail
+    assert told.is_unreachable == ("ssh has no connection" in told.detail)
 
 
 def test_an_old_log_is_not_taken_for_a_new_one(sshd, tmp_path):

@@ -151,10 +151,10 @@ class Head:
                 if through is not None and desk.is_ready and desk.member is not None:
                     self.roster.send(desk.member, encode(Cancel(through=through)))
 
-    def ended(self, worker: int, process_detail: str) -> None:
-        """The launcher says that the worker's process has ended."""
+    def ended(self, worker: int, process_detail: str, is_unreachable: bool = False) -> None:
+        """The launcher says that the worker's process has ended, or that its host could not be reached."""
         with self._socket.aside():
-            self.roster.ended(worker, process_detail, _now_s())
+            self.roster.ended(worker, process_detail, _now_s(), is_unreachable)
 
     def still_pending(self, worker: int) -> None:
         """The launcher says that a worker still waits for resources: its time to join has not begun."""

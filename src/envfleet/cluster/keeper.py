@@ -118,7 +118,7 @@ class Keeper:
         if num_new > 0:
             self._head.revived(worker, num_new, status.detail)
         if status.state is WorkerState.ENDED:
-            self._head.ended(worker, status.detail)
+            self._head.ended(worker, status.detail, status.is_unreachable)
         elif status.state is WorkerState.PENDING:
             self._head.still_pending(worker)
         elif status.state is WorkerState.REFUSED:

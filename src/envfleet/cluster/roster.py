@@ -182,8 +182,8 @@ class Roster:
         for member, why in self._membership.take_lost(now_s):
             self._lose(member.worker, why, now_s, member)
 
-    def ended(self, worker: int, process_detail: str, now_s: float) -> None:
-        """The launcher says that the worker's process has ended."""
+    def ended(self, worker: int, process_detail: str, now_s: float, is_unreachable: bool = False) -> None:
+        """The launcher says that the worker's process has ended, or that its host could not be reached."""
         member = self._membership.worker(worker)
         if self.staffing.posts[worker].stage not in (Stage.STARTING, Stage.PRESENT):
             return
@@ -192,7 +192,7 @@ class Roster:
             if member.gone_s is None:
                 return  # the connection is open: it is another process of this worker that has ended
             self._membership.leave(member.process)
-        self._lose(worker, process_detail, now_s, member)
+        self._lose(worker, process_detail, now_s, member, is_unreachable=is_unreachable)
 
     def refused(self, worker: int, why: str) -> None:
         """The launcher's engine will not run a worker."""
@@ -239,15 +239,24 @@ class Roster:
             self.staffing.posts[worker].is_late = True
         return self.staffing.take_due(now_s)
 
-    def _lose(self, worker: int, why: str, now_s: float, member: Member | None = None, is_failure: bool = True) -> None:
+    def _lose(
+        self,
+        worker: int,
+        why: str,
+        now_s: float,
+        member: Member | None = None,
+        is_failure: bool = True,
+        is_unreachable: bool = False,
+    ) -> None:
         """`member` is its process, if that had joined."""
         desk = self._desks[worker]
         desk.is_ready = False
         name = str(member or f"worker {worker}")
         desk.problem = f"{name}: {why}"
-        stage = self.staffing.lost(worker, why, now_s, is_failure)
+        stage = self.staffing.lost(worker, why, now_s, is_failure, is_unreachable)
         what_next = "it is replaced" if stage is Stage.LOST else "it has been replaced too often: given up"
-        logger.warning("%s is lost: %s; %s", name, why, what_next)
+        level = logging.DEBUG if self.staffing.posts[worker].is_same_loss else logging.WARNING
+        logger.log(level, "%s is lost: %s; %s", name, why, what_next)
 
 
 def _difference(form: RolloutForm, obs: spaces.Space[Any], actions: spaces.Space[Any]) -> str | None:

@@ -172,7 +172,7 @@ class Run:
         hopeless = [
             worker
             for worker, (post, desk) in enumerate(zip(posts, desks, strict=True))
-            if not desk.is_ready and (post.stage is Stage.GIVEN_UP or post.num_failures >= MOST_FAILURES_AT_START)
+            if not desk.is_ready and (post.stage is Stage.GIVEN_UP or post.num_losses >= MOST_FAILURES_AT_START)
         ]
         if len(hopeless) > num_spare:
             worker = hopeless[0]

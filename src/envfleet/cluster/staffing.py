@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 FIRST_BACKOFF_S = 0.1
 MOST_BACKOFF_S = 30.0
+UNREACHABLE_S = 2.0  # at most, between two tries to reach the host of a worker
 TRY_AGAIN_S = 5.0  # when the launcher's engine could not start one; then twice as long each time
 MOST_TRY_AGAIN_S = 300.0
 
@@ -28,12 +29,19 @@ class Post:
     since_s: float = 0.0
     restart_s: float = 0.0  # in stage LOST: not before
     num_failures: int = 0  # in a row, without an accepted answer between them
+    num_outages: int = 0  # times that the present outage of its host was counted, see Staffing.lost
+    outage_counted_s: float = 0.0  # it is not counted again before
     num_restarts: int = 0
     problem: str = ""  # the last one
     is_late: bool = False  # it was lost because it did not join
     is_left_to_engine: bool = False  # the launcher's engine is to start it again: what it says next is no new loss
-    is_same_loss: bool = False  # the engine has not done so: that was counted before
+    is_same_loss: bool = False  # the engine has not done so, or the outage goes on: that was counted before
     num_refusals: int = 0  # of the launcher's engine to start it, in a row
+
+    @property
+    def num_losses(self) -> int:
+        """Failures and outages in a row: too many, and the worker is given up."""
+        return self.num_failures + self.num_outages
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ class Staffing:
         """It is there, also if it was given up: somebody has started it by hand."""
         self.posts[worker].stage = Stage.PRESENT
         self.posts[worker].is_left_to_engine = False
-        self.posts[worker].num_refusals = 0
+        self.posts[worker].num_refusals = self.posts[worker].num_outages = 0
 
     def left_to_engine(self, worker: int) -> None:
         """A worker that was due is not restarted by us: the launcher's engine is at it."""
@@ -79,8 +87,14 @@ class Staffing:
         """An answer of it was accepted: earlier failures do not count any more."""
         self.posts[worker].num_failures = 0
 
-    def lost(self, worker: int, problem: str, now_s: float, is_failure: bool = True) -> Stage:
-        """It is gone. The new stage says whether it will be started again. Who was told to leave has not failed."""
+    def lost(
+        self, worker: int, problem: str, now_s: float, is_failure: bool = True, is_unreachable: bool = False
+    ) -> Stage:
+        """It is gone. The new stage says whether it will be started again. Who was told to leave has not failed.
+
+        While its host is unreachable a worker is tried every UNREACHABLE_S, so that it is back soon after the outage.
+        The outage is counted at the intervals of the back-off: it uses up the restarts as slowly as failures do.
+        """
         post = self.posts[worker]
         if post.stage in (Stage.LOST, Stage.GIVEN_UP):
             return post.stage
@@ -88,13 +102,16 @@ class Staffing:
             post.stage, post.restart_s, post.is_same_loss, post.is_left_to_engine = Stage.LOST, now_s, True, False
             return post.stage
         post.problem = problem
-        post.num_failures += is_failure
-        if post.num_failures > self.max_restarts:
-            post.stage = Stage.GIVEN_UP
+        if is_unreachable:
+            post.is_same_loss = post.num_outages > 0 and now_s < post.outage_counted_s
+            if not post.is_same_loss:
+                post.num_outages += 1
+                post.outage_counted_s = now_s + _backoff_s(post.num_outages)
+            post.restart_s = min(post.outage_counted_s, now_s + UNREACHABLE_S)
         else:
-            post.stage = Stage.LOST
-            exponent = min(max(post.num_failures - 1, 0), 60)
-            post.restart_s = now_s + min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**exponent)
+            post.num_failures += is_failure
+            post.restart_s = now_s + _backoff_s(post.num_failures)
+        post.stage = Stage.GIVEN_UP if post.num_losses > self.max_restarts else Stage.LOST
         return post.stage
 
     def refused(self, worker: int, problem: str) -> bool:
@@ -146,3 +163,8 @@ class Staffing:
             for worker, post in enumerate(self.posts)
             if post.stage is Stage.STARTING and now_s - post.since_s > self.join_timeout_s
         ]
+
+
+def _backoff_s(num_losses: int) -> float:
+    exponent = min(max(num_losses - 1, 0), 60)
+    return min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**exponent)

@@ -39,6 +39,7 @@ class WorkerStatus:
     state: WorkerState
     detail: str = ""
     num_failures: int = 0  # processes of this worker that failed, and that the engine has replaced by itself
+    is_unreachable: bool = False  # in state ENDED: its host could not be reached, so no process was started there
 
 
 class Job(Protocol):

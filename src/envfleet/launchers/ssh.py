@@ -302,7 +302,7 @@ def _failure_of_ssh(host: str, lines: Sequence[str], last: str) -> WorkerStatus:
                 return WorkerStatus(WorkerState.REFUSED, f"ssh cannot use host {host}: {line} - {advice}")
     if any(_BUSY.search(line) for line in lines):
         return WorkerStatus(WorkerState.PENDING, f"host {host} takes no more connections now: {last}")
-    return WorkerStatus(WorkerState.ENDED, f"ssh has no connection to {host}: {last}")
+    return WorkerStatus(WorkerState.ENDED, f"ssh has no connection to {host}: {last}", is_unreachable=True)
 
 
 def _texts(name: str, given: Sequence[str]) -> tuple[str, ...]:
