@@ -52,7 +52,7 @@ class ObjectLane:
         self._put_bytes(window, pickled(value))
 
     def put_code(self, window: int, value: Any, name: str = "env") -> None:
-        """Write what the caller gave under this name, and what is defined in `__main__` by value. See pickled_code()."""
+        """Write what the caller gave under this name, and what is defined in `__main__` by value."""
         self._put_bytes(window, pickled_code(value, name))
 
     def _put_bytes(self, window: int, blob: bytes) -> None:
