@@ -176,6 +176,9 @@ class ApiStandIn:
             check_job(thing)
             thing["status"] = {}
             self._books[metadata["uid"]] = JobBook()
+            for volume in thing["spec"]["template"]["spec"].get("volumes", ()):
+                if list(volume) == ["name"]:  # as a real server does
+                    volume["emptyDir"] = {}
             labels = thing["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})
             labels |= {"batch.kubernetes.io/job-name": metadata["name"], "job-name": metadata["name"]}
         if resource == "pods":

@@ -14,6 +14,7 @@ from waiting import is_running, wait_until
 
 HEAD = """
 import sys
+import time
 from pathlib import Path
 from envfleet.launchers import kubernetes_manifest
 from envfleet.launchers.kubernetes import Kubernetes
@@ -23,7 +24,7 @@ kubernetes_manifest.KEEP_ENDED_S = 1
 settings = Kubernetes("test/worker", namespace=sys.argv[1], cpus_per_worker=640, head_timeout_s=float(sys.argv[2]))
 job = settings.launch(WorkerJob(num_workers=2, argv=(), environment={"ENVFLEET_KEYS": "k3y"}, run_dir=Path()))
 while "Unschedulable" not in job.status(0).detail:
-    pass
+    time.sleep(0.05)
 print("pending", flush=True)
 sys.stdin.read()
 """
@@ -31,7 +32,7 @@ sys.stdin.read()
 
 def test_the_head_is_killed_while_its_pods_are_pending(kube, head_environment):
     head = subprocess.Popen(
-        [sys.executable, "-c", HEAD, kube.namespace, "5"],
+        [sys.executable, "-c", HEAD, kube.namespace, "10"],
         env=head_environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -55,17 +56,17 @@ def deadline_of(kube):
 
 @pytest.mark.usefixtures("looks_often")
 def test_a_head_that_lives_moves_the_deadline_on(kube, tmp_path):
-    with running(kube, tmp_path, num_workers=1, head_timeout_s=6) as job:
+    with running(kube, tmp_path, num_workers=1, head_timeout_s=12) as job:
         wait_for(job, 0, RUNNING)
         pid = wait_for_another(tmp_path, 0, set())
-        wait_until(lambda: (job.status(0), deadline_of(kube) >= 18)[1], "it was moved on, again and again", LONG_S)
+        wait_until(lambda: (job.status(0), deadline_of(kube) >= 20)[1], "it was moved on, again and again", LONG_S)
         assert job.status(0).state is RUNNING and is_running(pid)
         assert len(kube.names("jobs")) == 1
 
 
 @pytest.mark.usefixtures("looks_often")
 def test_a_head_that_was_stopped_for_too_long_gets_new_workers(kube, tmp_path):
-    with running(kube, tmp_path, num_workers=1, head_timeout_s=2) as job:
+    with running(kube, tmp_path, num_workers=1, head_timeout_s=5) as job:
         wait_until(lambda: "DeadlineExceeded" in str(kube.objects("jobs")[0]["status"]), "the Job has failed", LONG_S)
         assert "DeadlineExceeded" in wait_for(job, 0, ENDED).detail
         before = {int(path.name.split("-")[2]) for path in tmp_path.glob("started-0-*")}
@@ -76,7 +77,7 @@ def test_a_head_that_was_stopped_for_too_long_gets_new_workers(kube, tmp_path):
 
 @pytest.mark.usefixtures("looks_often")
 def test_a_suspended_job_has_no_deadline(kube, tmp_path):
-    with running(kube, tmp_path, num_workers=1, head_timeout_s=6) as job:
+    with running(kube, tmp_path, num_workers=1, head_timeout_s=30) as job:
         wait_for(job, 0, RUNNING)
         (name,) = kube.names("jobs")
         path = f"/apis/batch/v1/namespaces/{kube.namespace}/jobs/{name}"

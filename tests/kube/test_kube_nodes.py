@@ -23,6 +23,7 @@ def second_node(kube, request, tmp_path):
     yield node
     kube.come_back(kube.node)
     node.close()
+    kube.admin.delete(f"/api/v1/nodes/{node.name}")  # else the next test's pods may be put there
 
 
 @pytest.mark.usefixtures("looks_often")
