@@ -1,5 +1,8 @@
 """Pods with containers that a cluster has added, such as a proxy of a service mesh: only `worker` counts."""
 
+import os
+import signal
+
 import pytest
 from rest import Refused
 from tiny_jobs import (
@@ -10,11 +13,14 @@ from tiny_jobs import (
     pod_of,
     running,
     say_exit,
+    settings,
     wait_for,
     wait_for_another,
 )
 
-from envfleet.launchers import kubernetes_job
+import envfleet
+from cluster_envs import Agent
+from envfleet.launchers import kubernetes_job, kubernetes_status
 from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("looks_often")
@@ -91,3 +97,21 @@ def test_a_sidecar_that_cannot_start_is_not_the_workers_image(kube, tmp_path, si
         assert "exit code 7" in wait_for(job, 0, ENDED).detail
         job.restart(0)
         wait_for_another(tmp_path, 0, before)
+
+
+def test_a_run_goes_on_with_another_worker(kube, sidecar, monkeypatch):
+    """Not because the Job controller takes too long: it has nothing to do, for the pod runs."""
+    monkeypatch.setattr(kubernetes_status, "REVIVAL_S", 1e9)
+    options = {"backend": "serial", "address": "tcp://127.0.0.1:0", "timeout_s": 90.0, "join_timeout_s": 600.0}
+    with envfleet.ClusterEnv("CartPole-v1", 1, 2, launcher=settings(kube), **options) as envs:
+        envs.rollout(Agent(), 4)
+        before = envs.stats().workers[0].pid
+        os.kill(before, signal.SIGKILL)
+        wait_until(
+            lambda: envs.stats().workers[0].stage == "present" and envs.stats().workers[0].pid != before,
+            "another worker has come",
+            90.0,
+        )
+        assert envs.rollout(Agent(), 4).rewards.shape == (4, 2)
+        assert len(kube.names("jobs")) == 1
+    assert kube.leftovers() == []
