@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("looks_often")
 @pytest.fixture
 def sidecar(monkeypatch):
     """What a proxy's container runs; a name that comes before "worker" in lists."""
-    proxy = {"name": "a-proxy", "image": "test/proxy", "command": ["sh", "-c", "echo proxy; exec sleep 60"]}
+    proxy = {"name": "a-proxy", "image": "test/proxy", "command": ["sh", "-c", "echo proxy; exec sleep 600"]}
 
     def with_proxy(make):
         def manifest(*arguments):
