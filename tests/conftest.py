@@ -1,5 +1,6 @@
 """What every test must leave behind: nothing."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -36,18 +37,28 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """No process, no file descriptor and no shared-memory file outlives its test."""
-    processes, shared_memory, num_fds = own_children(), _shared_memory(), _num_fds()
+    processes, shared_memory, files = own_children(), _shared_memory(), _files()
     yield
     # To look for garbage takes long when torch is loaded: only if something is there that should not be.
-    if not (own_children() <= processes and _shared_memory() <= shared_memory and _num_fds() <= num_fds):
+    if not (own_children() <= processes and _shared_memory() <= shared_memory and len(_files()) <= len(files)):
         gc.collect()
-    wait_until(lambda: own_children() <= processes, f"processes are gone: {own_children() - processes}")
-    assert _shared_memory() <= shared_memory
-    assert _num_fds() <= num_fds
+    # What has been told to end may take a moment on a busy machine: processes, threads that close a connection.
+    wait_until(lambda: own_children() <= processes, lambda: f"processes are gone: {own_children() - processes}")
+    wait_until(lambda: _shared_memory() <= shared_memory, lambda: f"files are gone: {_shared_memory() - shared_memory}")
+    wait_until(lambda: len(_files()) <= len(files), lambda: f"files are closed: {_new(_files(), files)}")
 
 
-def _num_fds():
-    return len(os.listdir("/proc/self/fd"))
+def _files():
+    """What is open, by number of the descriptor."""
+    files = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them, or one that is closed meanwhile
+            files[number] = os.readlink(f"/proc/self/fd/{number}")
+    return files
+
+
+def _new(files, before):
+    return {number: name for number, name in files.items() if before.get(number) != name}
 
 
 def _shared_memory():

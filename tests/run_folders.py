@@ -5,6 +5,8 @@ import gc
 import os
 import tempfile
 
+from waiting import wait_until
+
 
 @contextlib.contextmanager
 def own_run_folders(monkeypatch, for_children=True):
@@ -20,4 +22,4 @@ def own_run_folders(monkeypatch, for_children=True):
         yield folders
         if folders():
             gc.collect()
-        assert folders() == []
+        wait_until(lambda: folders() == [], lambda: f"folders of runs are gone: {folders()}")

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = 20.0) -> None:
+    """`what` may be a function, for what is known only when the wait has failed."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"after {timeout_s:g} s still not true: {what}"
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"after {timeout_s:g} s still not true: {what if isinstance(what, str) else what()}")
         time.sleep(0.01)
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.cluster.wire import KEYS_VARIABLE
-from envfleet.contract.errors import EnvFleetError
+from envfleet.contract.errors import EnvFleetError, MissingExtra
 from envfleet.launchers.kubernetes import Kubernetes
-from envfleet.launchers.kubernetes_manifest import manifest_yaml
+from envfleet.launchers.kubernetes_fields import check_fields
+from envfleet.launchers.kubernetes_manifest import fleet_manifest, manifest_yaml
 from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.slurm import Slurm
 from envfleet.launchers.slurm_script import head_script, sbatch_script
@@ -85,7 +86,12 @@ def _slurm_script(arguments: argparse.Namespace, learner: list[str] | None) -> s
 
 
 def _kubernetes_manifest(arguments: argparse.Namespace, _: list[str] | None) -> str:
-    return manifest_yaml(Kubernetes(**_given(arguments, Kubernetes)), _job(arguments))
+    settings, job = Kubernetes(**_given(arguments, Kubernetes)), _job(arguments)
+    try:
+        check_fields(fleet_manifest(settings, job, "envfleet", "envfleet"))
+    except MissingExtra as error:
+        print(f"envfleet: the names of fields were not checked: {error}", file=sys.stderr)
+    return manifest_yaml(settings, job)
 
 
 def _job(arguments: argparse.Namespace) -> WorkerJob:

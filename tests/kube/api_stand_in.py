@@ -3,15 +3,14 @@
 No real API server could be run where EnvFleet was written, so this one, written from what Kubernetes documents, stands
 in: what passes here is not proven to pass there. It speaks as much of the REST API as the official client needs for
 EnvFleet's objects: create, read, list with selectors, merge patches, deletion with propagation, grace and finalizers,
-pod logs, evictions, Roles. Behind it: a Job controller (Indexed and plain Jobs, back-off, limits, pod failure policy,
-size changes, time to live), a scheduler that counts CPUs, a garbage collector and quotas of pods. It refuses what a
-real server is known to refuse. Back-offs are twenty times shorter, so that tests do not wait for them.
+pod logs, evictions, Roles, strict fields. Behind it: a Job controller (Indexed and plain Jobs, back-off, limits, pod
+failure policy, size changes, suspension, deadlines, time to live), a scheduler that counts CPUs, a node controller, a
+garbage collector, quotas of pods and PodSecurity. It refuses what a real server is known to refuse. Back-offs are
+twenty times shorter, so that tests do not wait for them.
 """
 
 import base64
-import contextlib
 import copy
-import json
 import re
 import secrets
 import threading
@@ -21,10 +20,13 @@ import urllib.parse
 import urllib.request
 import uuid
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from admission_stand_in import quota_refusal, security_refusal
+from api_handler import ApiHandler
+from field_stand_in import checked, merged
 from job_stand_in import INDEX, HttpError, JobBook, check_job, check_job_change, index_of, invalid
 from rest import Rest
+from stand_in_server import StandInServer
 
 TRACKING = "batch.kubernetes.io/job-tracking"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -61,19 +63,16 @@ class ApiStandIn:
         self.speaks = threading.Event()  # until then it takes requests, but does not answer
         self.speaks.set()
         self.problem: Exception | None = None
+        self.silent_nodes: set[str] = set()  # names: the node controller has not heard of them for too long
+        self.field_validations: dict[str, list[str]] = {}  # what each user has asked for, of all creates and patches
         self._users: dict[str, str] = {}  # by token
         self._books: dict[str, JobBook] = {}  # by uid of the Job
         self._stops = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.api = self
+        self._server = StandInServer(type("Handler", (ApiHandler,), {"api": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.admin = self.user("admin")
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True),
-            threading.Thread(target=self._control, daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._control, daemon=True)
+        self._thread.start()
         self.admin.post("/api/v1/namespaces", {"metadata": {"name": "default"}})
 
     def user(self, name: str) -> Rest:
@@ -83,15 +82,13 @@ class ApiStandIn:
 
     def close(self) -> None:
         self._stops.set()
-        self._server.shutdown()
-        for thread in self._threads:
-            thread.join(10)
-        self._server.server_close()
+        self._thread.join(10)
+        self._server.close()
         assert self.problem is None, self.problem
 
     # -- requests --
 
-    def answer(self, method, path, query, body, token):
+    def answer(self, method, path, query, body, token, content_type):
         """An object, a list, or bytes."""
         route = ROUTE.fullmatch(path)
         user = self._users.get(token)
@@ -107,13 +104,17 @@ class ApiStandIn:
         with self.lock:
             if method == "POST" and sub == "eviction":
                 return self._evict(namespace, name)
+            if verb in ("create", "patch"):
+                mode = query.get("fieldValidation", "Warn")
+                self.field_validations.setdefault(user, []).append(mode)
+                body = checked(resource, body, mode, verb == "patch")
             if method == "POST":
                 return self._create(resource, namespace, body)
             if name is None:
                 return self._list(resource, namespace, query)
             thing = self._get(resource, namespace, name)
             if method == "PATCH":
-                return self._patch(resource, thing, body, sub)
+                return self._patch(resource, thing, body, sub, content_type)
             if method == "DELETE":
                 options = {**(body or {}), **query}
                 return self.delete(resource, thing, options)
@@ -175,6 +176,9 @@ class ApiStandIn:
             check_job(thing)
             thing["status"] = {}
             self._books[metadata["uid"]] = JobBook()
+            for volume in thing["spec"]["template"]["spec"].get("volumes", ()):
+                if list(volume) == ["name"]:  # as a real server does
+                    volume["emptyDir"] = {}
             labels = thing["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})
             labels |= {"batch.kubernetes.io/job-name": metadata["name"], "job-name": metadata["name"]}
         if resource == "pods":
@@ -182,8 +186,8 @@ class ApiStandIn:
         self.objects[key] = thing
         return thing
 
-    def _patch(self, resource, thing, body, sub):
-        patched = _merged(thing, {"status": body.get("status")} if sub == "status" else body)
+    def _patch(self, resource, thing, body, sub, content_type):
+        patched = merged(thing, {"status": body.get("status")} if sub == "status" else body, resource, content_type)
         if resource == "jobs":
             check_job(patched)
             check_job_change(thing, patched)
@@ -232,12 +236,15 @@ class ApiStandIn:
         with self.lock:
             pod = self._get("pods", namespace, name)
             node = self.objects.get(("nodes", "", pod["spec"].get("nodeName", "")))
-            state = (pod["status"].get("containerStatuses") or [{"state": {}}])[0]["state"]
+            container = _container_for_log(pod, query.get("container"))
+            statuses = pod["status"].get("containerStatuses", ())
+            state = next((each["state"] for each in statuses if each["name"] == container), {})
         if node is None or not ("running" in state or "terminated" in state):
-            raise HttpError(400, "BadRequest", f'container "worker" in pod "{name}" is waiting to start')
+            raise HttpError(400, "BadRequest", f'container "{container}" in pod "{name}" is waiting to start')
         port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
         of = urllib.parse.urlencode({key: value for key, value in query.items() if key == "tailLines"})
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/containerLogs/{namespace}/{name}/worker?{of}") as answer:
+        url = f"http://127.0.0.1:{port}/containerLogs/{namespace}/{name}/{container}?{of}"
+        with urllib.request.urlopen(url) as answer:
             return answer.read()
 
     # -- controllers --
@@ -249,6 +256,7 @@ class ApiStandIn:
                     for job in self._all("jobs"):
                         self._sync(job, self._books[job["metadata"]["uid"]])
                     self._collect_garbage()
+                    self._look_for_nodes()
                     self._schedule()
             except Exception as error:
                 self.problem = error
@@ -275,6 +283,11 @@ class ApiStandIn:
             if _has_ended(pod) and TRACKING in pod["metadata"].get("finalizers", ()):
                 book.count(job, pod)
                 self._release(pod)
+        book.look_at_suspension(job)
+        if job["spec"].get("suspend"):
+            self._delete_pods([pod for pod in pods if not _has_ended(pod)])
+            job["status"]["active"] = 0
+            return
         active = {index_of(pod) for pod in pods if not _has_ended(pod)}
         num_workers = job["spec"]["completions"]
         self._delete_pods([pod for pod in pods if not _has_ended(pod) and index_of(pod) >= num_workers])
@@ -311,24 +324,14 @@ class ApiStandIn:
         if job["spec"].get("completionMode") == "Indexed":
             metadata["annotations"] = {INDEX: str(index)}
             metadata["labels"][INDEX] = str(index)
-        refusal = self._quota_refusal(namespace, name)
+        num_pods = sum(not _has_ended(pod) for pod in self._all("pods", namespace))
+        refusal = quota_refusal(name, num_pods, self._all("resourcequotas", namespace))
+        refusal = refusal or security_refusal(name, template["spec"], self.objects["namespaces", "", namespace])
         if refusal:
             self._warn(job, "FailedCreate", f"Error creating: {refusal}")
             return False
         self._create("pods", namespace, {"apiVersion": "v1", "metadata": metadata, "spec": template["spec"]})
         return True
-
-    def _quota_refusal(self, namespace, name):
-        used = sum(not _has_ended(pod) for pod in self._all("pods", namespace))
-        for quota in self._all("resourcequotas", namespace):
-            limit = quota["spec"]["hard"].get("pods")
-            if limit is not None and used >= int(limit):
-                of = quota["metadata"]["name"]
-                return (
-                    f'pods "{name}" is forbidden: exceeded quota: {of}, requested: pods=1, used: pods={used}, '
-                    f"limited: pods={limit}"
-                )
-        return None
 
     def _warn(self, about, reason, message):
         metadata = about["metadata"]
@@ -339,7 +342,7 @@ class ApiStandIn:
 
     def _collect_garbage(self):
         uids = {thing["metadata"].get("uid") for thing in self.objects.values()}
-        for resource in ("pods", "secrets"):
+        for resource in ("jobs", "pods", "secrets"):
             for thing in self._all(resource):
                 owners = thing["metadata"].get("ownerReferences")
                 if owners and all(owner["uid"] not in uids for owner in owners):
@@ -347,6 +350,18 @@ class ApiStandIn:
                         self._delete_pods([thing])
                     else:
                         self.delete(resource, thing, {})
+
+    def _look_for_nodes(self):
+        """Pods of a silent node are not ready: their Ready condition says so, and gives no reason."""
+        for node in self._all("nodes"):
+            is_silent = node["metadata"]["name"] in self.silent_nodes
+            for condition in node.get("status", {}).get("conditions", ()) if is_silent else ():
+                condition["status"] = "Unknown"
+        for pod in self._all("pods"):
+            if pod["spec"].get("nodeName") in self.silent_nodes:
+                for condition in pod["status"].get("conditions", ()):
+                    if condition["type"] == "Ready":
+                        condition["status"] = "False"
 
     def _schedule(self):
         for pod in self._all("pods"):
@@ -369,16 +384,11 @@ class ApiStandIn:
         selector, labels = pod["spec"].get("nodeSelector", {}), node["metadata"].get("labels", {})
         if any(labels.get(key) != value for key, value in selector.items()):
             return "node(s) didn't match Pod's node affinity/selector"
+        if any(each["status"] != "True" for each in node["status"].get("conditions", ())):
+            return "node(s) had untolerated taint {node.kubernetes.io/unreachable: }"
         here = [each for each in self._all("pods") if each["spec"].get("nodeName") == node["metadata"]["name"]]
         used = sum(_cpus(each) for each in here if not _has_ended(each))
         return None if used + _cpus(pod) <= float(node["status"]["allocatable"]["cpu"]) else "Insufficient cpu"
-
-
-def _merged(old, patch):
-    if not isinstance(old, dict) or not isinstance(patch, dict):
-        return copy.deepcopy(patch)
-    new = {key: value for key, value in old.items() if patch.get(key, "") is not None}
-    return new | {key: _merged(old.get(key), value) for key, value in patch.items() if value is not None}
 
 
 def _field(thing, path):
@@ -396,57 +406,18 @@ def _owner(pod):
 
 
 def _cpus(pod):
-    amount = pod["spec"]["containers"][0].get("resources", {}).get("requests", {}).get("cpu", "0")
-    return float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
+    total = 0.0
+    for container in pod["spec"]["containers"]:
+        amount = container.get("resources", {}).get("requests", {}).get("cpu", "0")
+        total += float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
+    return total
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    api: ApiStandIn
-
-    def handle_error(self, request, client_address):
-        pass  # a client that has gone away
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = 5  # an idle connection is closed
-
-    def setup(self):
-        super().setup()
-        self.connection.setsockopt(6, 1, 1)  # TCP_NODELAY
-
-    def _serve(self):
-        api = self.server.api
-        if api.is_down:
-            self.close_connection = True
-            return
-        if not api.speaks.is_set():
-            api.speaks.wait(30)
-            self.close_connection = True
-            return
-        url = urllib.parse.urlsplit(self.path)
-        query = {key: values[-1] for key, values in urllib.parse.parse_qs(url.query).items()}
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
-        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        try:
-            answer = api.answer(self.command, url.path, query, body, token)
-            with api.lock:
-                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            status = 201 if self.command == "POST" else 200
-        except HttpError as error:
-            status = error.status
-            words = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": error.reason}
-            content = json.dumps(words | {"code": status, "message": str(error)}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain" if status == 200 and content[:1] != b"{" else "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(content)
-
-    do_GET = do_POST = do_PATCH = do_DELETE = _serve
-
-    def log_message(self, *_):
-        pass
+def _container_for_log(pod, wanted):
+    name, names = pod["metadata"]["name"], [each["name"] for each in pod["spec"]["containers"]]
+    if wanted is None and len(names) > 1:
+        words = f"a container name must be specified for pod {name}, choose one of: [{' '.join(names)}]"
+        raise HttpError(400, "BadRequest", words)
+    if wanted not in (None, *names):
+        raise HttpError(400, "BadRequest", f"container {wanted} is not valid for pod {name}")
+    return wanted or names[0]

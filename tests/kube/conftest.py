@@ -17,6 +17,8 @@ from kube_namespace import Kube, rules_of_deploy
 from node_stand_in import NodeStandIn
 from real_servers import PROGRAMS, RealServers
 
+from envfleet.launchers import kubernetes_job
+
 PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # "python" is this one
 
 
@@ -30,16 +32,25 @@ def real_servers(tmp_path_factory):
     servers.close()
 
 
-@pytest.fixture(params=["stand-in", "real"] if os.environ.get("ENVFLEET_KUBE_BIN") else ["stand-in"])
-def kube(request, tmp_path, monkeypatch):
+@pytest.fixture(scope="session", params=["stand-in", "real"] if os.environ.get("ENVFLEET_KUBE_BIN") else ["stand-in"])
+def control_plane(request):
+    """The real servers, or None: then each test has a stand-in of its own.
+
+    Of the session, so that it is there before the fixtures of a test, which count the processes that it starts.
+    """
+    return request.getfixturevalue("real_servers") if request.param == "real" else None
+
+
+@pytest.fixture
+def kube(control_plane, tmp_path, monkeypatch):
     """A namespace with a node."""
     env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(tmp_path), "PATH": PATH}
-    if request.param == "stand-in":
+    if control_plane is None:
         api = ApiStandIn()
         kube = Kube(api.admin, api.user("head"), tmp_path, api)
         node = NodeStandIn(api.admin, env=env)
     else:
-        api = request.getfixturevalue("real_servers")
+        api = control_plane
         kube = Kube(api.admin, api.user("head"), tmp_path, None)
         node = NodeStandIn(api.admin, certificate=api.node_certificate, env=env)
     kube.node = node
@@ -47,13 +58,13 @@ def kube(request, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     try:
-        if request.param == "real":  # pods cannot be made before
+        if control_plane is not None:  # pods cannot be made before
             deadline_s = time.monotonic() + 30
             while not kube.kind_exists(kube.path("serviceaccounts", "default")) and time.monotonic() < deadline_s:
                 time.sleep(0.1)
         yield kube
     finally:
-        if request.param == "stand-in":
+        if control_plane is None:
             node.close()
             api.close()
         else:
@@ -73,3 +84,12 @@ def run_folders(monkeypatch, tmp_path):
     """See own_run_folders. (tmp_path is asked for only to be made before: pytest would make it in this folder.)"""
     with own_run_folders(monkeypatch) as folders:
         yield folders
+
+
+@pytest.fixture
+def looks_often(monkeypatch):
+    """Ask the API server more often than in earnest."""
+    monkeypatch.setattr(kubernetes_job, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(kubernetes_job, "LOOK_SOON_S", 0.1)
+    monkeypatch.setattr(kubernetes_job, "LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(kubernetes_job, "WARNINGS_EVERY_S", 0.2)

@@ -1,6 +1,7 @@
 """What ApiStandIn knows of Jobs: which it refuses, and what its Job controller counts. See api_stand_in.py."""
 
 import time
+from datetime import UTC, datetime
 
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -22,7 +23,22 @@ class JobBook:
         self.counted: dict[int, int] = {}  # failures of each index that count
         self.all: dict[int, int] = {}  # also those that were ignored: for the back-off
         self.due_s: dict[int, float] = {}
+        self.started_s: float | None = None
         self.ended_s: float | None = None
+
+    def look_at_suspension(self, job):
+        """While it is suspended it has no start; when it is resumed it starts anew."""
+        status, is_suspended = job["status"], bool(job["spec"].get("suspend"))
+        if is_suspended:
+            self.started_s = None
+            status.pop("startTime", None)
+        elif self.started_s is None:
+            self.started_s = time.monotonic()
+            status["startTime"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if is_suspended or "conditions" in status:
+            reason = "JobSuspended" if is_suspended else "JobResumed"
+            condition = {"type": "Suspended", "status": str(is_suspended), "reason": reason, "message": ""}
+            status["conditions"] = [condition]
 
     def count(self, job, pod):
         index = index_of(pod)
@@ -47,7 +63,9 @@ class JobBook:
         if job["spec"].get("completionMode") == "Indexed":
             status["completedIndexes"] = _intervals(self.completed)
             status["failedIndexes"] = _intervals(self.failed)
-        if self.num_failed > job["spec"].get("backoffLimit", 6):
+        if time.monotonic() - self.started_s >= job["spec"].get("activeDeadlineSeconds", 1e9):
+            self._end(status, "Failed", "DeadlineExceeded", "Job was active longer than specified deadline")
+        elif self.num_failed > job["spec"].get("backoffLimit", 6):
             self._end(status, "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
         elif len(self.completed | self.failed) >= job["spec"]["completions"] and num_active == 0:
             if self.failed:
@@ -64,12 +82,17 @@ class JobBook:
 def _action(job, pod):
     """Of the first rule of the pod failure policy that fits."""
     conditions = pod["status"].get("conditions", ())
-    codes = [each["state"].get("terminated", {}).get("exitCode") for each in pod["status"].get("containerStatuses", ())]
+    codes = {
+        each["name"]: each["state"].get("terminated", {}).get("exitCode")
+        for each in pod["status"].get("containerStatuses", ())
+    }
     for rule in job["spec"].get("podFailurePolicy", {}).get("rules", ()):
         wanted = {each["type"] for each in rule.get("onPodConditions", ())}
         if any(each["type"] in wanted and each["status"] == "True" for each in conditions):
             return rule["action"]
-        if any(code in rule.get("onExitCodes", {}).get("values", ()) for code in codes):
+        wanted_codes = rule.get("onExitCodes", {"values": ()})
+        of = wanted_codes.get("containerName")
+        if any(code in wanted_codes["values"] for name, code in codes.items() if of in (None, name)):
             return rule["action"]
     return "Count"
 

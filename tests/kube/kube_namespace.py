@@ -47,6 +47,17 @@ class Kube:
         self.admin.post(f"{path}/rolebindings", of | {"kind": "RoleBinding", "roleRef": role, "subjects": [user]})
         time.sleep(0.0 if self.api else 1.0)  # a real server hears of it from itself, a little later
 
+    def vanish(self, node: NodeStandIn) -> None:
+        """A node does not report any more, and its pods cannot be ended; real servers notice by themselves."""
+        node.is_away = True
+        if self.api is not None:
+            self.api.silent_nodes.add(node.name)
+
+    def come_back(self, node: NodeStandIn) -> None:
+        if self.api is not None:
+            self.api.silent_nodes.discard(node.name)
+        node.is_away = False
+
     def kind_exists(self, path: str) -> bool:
         try:
             self.admin.get(path)

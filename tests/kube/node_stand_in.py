@@ -1,8 +1,8 @@
 """NodeStandIn: a node of ours for tests. Runs the commands of pods as processes of this machine; images are ignored.
 
 It speaks to an API server as a kubelet does (registers a Node, reports the status of the pods that a scheduler gave it,
-ends those that are deleted, serves their logs), as far as EnvFleet's pods need it: one container, plain variables,
-those from Secrets and from annotations. It is no kubelet: no images, volumes, networks, limits or probes.
+ends those that are deleted, serves their logs), as far as EnvFleet's pods need it: containers that are not restarted,
+plain variables, those from Secrets and annotations. It is no kubelet: no images, volumes, networks, limits or probes.
 """
 
 import base64
@@ -17,12 +17,14 @@ import threading
 import time
 import urllib.parse
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from rest import Refused, Rest
+from stand_in_server import StandInServer
 
 PULL_FAILS = "nowhere/"  # images of this "registry" cannot be pulled
+NEVER_STARTED = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}  # its pod was deleted before
 
 
 def now() -> str:
@@ -37,29 +39,28 @@ class NodeStandIn:
         self._rest = rest
         self._env = env or {}
         self._logs = tempfile.TemporaryDirectory(prefix="ef-node-")
-        self._processes: dict[str, subprocess.Popen] = {}  # by uid of the pod
-        self._killed_at: dict[str, float] = {}
+        # By uid of the pod and name of the container.
+        self._processes: dict[tuple[str, str], subprocess.Popen] = {}
+        self._unstarted: dict[tuple[str, str], dict] = {}
+        self._started_at: dict[tuple[str, str], str] = {}
+        self._ended_at: dict[tuple[str, str], str] = {}
+        self._reported: dict[str, list[dict]] = {}  # states of containers, by uid
+        self._killed_at: dict[int, float] = {}  # by process
         self._stops = threading.Event()
         self.is_away = False  # then it does not hear, and says nothing; its processes run on
         self.problem: Exception | None = None
         self._log_server = _log_server(Path(self._logs.name), certificate)
         self._register(num_cpus)
-        self._threads = [
-            threading.Thread(target=self._log_server.serve_forever, args=(0.02,), daemon=True),
-            threading.Thread(target=self._run, daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def pids(self) -> list[int]:
         return [process.pid for process in list(self._processes.values()) if process.poll() is None]
 
     def close(self) -> None:
         self._stops.set()
-        self._log_server.shutdown()
-        for thread in self._threads:
-            thread.join(10)
-        self._log_server.server_close()
+        self._thread.join(10)
+        self._log_server.close()
         for process in self._processes.values():
             _kill(process)
             process.wait()
@@ -103,12 +104,15 @@ class NodeStandIn:
         next_heartbeat_s = 0.0
         while not self._stops.wait(0.05):
             if self.is_away:
+                next_heartbeat_s = 0.0
                 continue
             try:
                 if time.monotonic() > next_heartbeat_s:
                     next_heartbeat_s = time.monotonic() + 10
                     self._heartbeat()
-                for pod in self._rest.items(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self.name}"):
+                pods = self._rest.items(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self.name}")
+                self._end_all_but({pod["metadata"]["uid"] for pod in pods})
+                for pod in pods:
                     try:
                         self._tend(pod)
                     except Refused as refused:
@@ -130,47 +134,71 @@ class NodeStandIn:
             with contextlib.suppress(Refused):
                 lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self.name}}
                 self._rest.post(path, lease | {"spec": spec})
+        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now()}
+        self._rest.merge_lists(f"/api/v1/nodes/{self.name}/status", {"status": {"conditions": [ready]}})
 
     def _tend(self, pod):
         uid, metadata = pod["metadata"]["uid"], pod["metadata"]
-        process = self._processes.get(uid)
         has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
         if metadata.get("deletionTimestamp"):
-            if process is not None and process.poll() is None:
-                self._end(uid, process, metadata.get("deletionGracePeriodSeconds") or 0)
+            living = [process for process in self._of(uid) if process.poll() is None]
+            for process in living:
+                self._end(process, metadata.get("deletionGracePeriodSeconds") or 0)
+            if living:
                 return
             if not has_ended:
-                self._report_end(pod, process)
+                self._report(pod, [self._state(uid, each["name"]) or NEVER_STARTED for each in _containers(pod)])
             self._rest.delete(self._path(pod), {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
-        elif process is None and not has_ended:
-            self._start(pod)
-        elif process is not None and process.poll() is not None and not has_ended:
-            self._report_end(pod, process)
+        elif not has_ended:
+            states = [self._state(uid, each["name"]) or self._start(pod, each) for each in _containers(pod)]
+            if self._reported.get(uid) != states or _is_marked(pod):
+                self._report(pod, states)
+                self._reported[uid] = states
 
-    def _end(self, uid, process, grace_s):
+    def _end_all_but(self, uids):
+        """Pods that were removed without grace are not listed any more."""
+        for (uid, _), process in self._processes.items():
+            if uid not in uids and process.poll() is None:
+                _kill(process)
+
+    def _end(self, process, grace_s):
         """SIGTERM, later SIGKILL, to its process alone: what that has started is killed with it."""
-        if uid not in self._killed_at:
-            self._killed_at[uid] = time.monotonic() + grace_s
+        if process.pid not in self._killed_at:
+            self._killed_at[process.pid] = time.monotonic() + grace_s
             process.terminate()
-        elif time.monotonic() > self._killed_at[uid]:
+        elif time.monotonic() > self._killed_at[process.pid]:
             _kill(process)
 
-    def _start(self, pod):
-        container = pod["spec"]["containers"][0]
+    def _of(self, uid):
+        return [process for (of, _), process in self._processes.items() if of == uid]
+
+    def _state(self, uid, name):
+        """Of a container that was started, or could not be; None: it was not tried yet."""
+        process = self._processes.get((uid, name))
+        if process is None:
+            return self._unstarted.get((uid, name))
+        if process.poll() is None:
+            return {"running": {"startedAt": self._started_at[uid, name]}}
+        if (uid, name) not in self._ended_at:
+            self._ended_at[uid, name] = now()
+            _kill(process)  # what it has started
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        ended = {"exitCode": code, "reason": "Error" if code else "Completed"}
+        return {"terminated": ended | {"finishedAt": self._ended_at[uid, name]}}
+
+    def _start(self, pod, container):
+        key = (pod["metadata"]["uid"], container["name"])
         if container["image"].startswith(PULL_FAILS):
             message = f'Back-off pulling image "{container["image"]}": not found'
-            self._report(pod, "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": message}})
-            return
+            return {"waiting": {"reason": "ImagePullBackOff", "message": message}}
         try:
             env = self._variables(pod, container)
         except Refused as refused:
-            message = str(refused)
-            self._report(pod, "Pending", {"waiting": {"reason": "CreateContainerConfigError", "message": message}})
-            return
+            return {"waiting": {"reason": "CreateContainerConfigError", "message": str(refused)}}
         argv = [_expanded(each, env) for each in (*container["command"], *container.get("args", ()))]
-        with open(Path(self._logs.name) / pod["metadata"]["name"], "wb") as log:
+        with open(Path(self._logs.name) / f"{pod['metadata']['name']}_{container['name']}", "wb") as log:
             try:
-                process = subprocess.Popen(
+                self._processes[key] = subprocess.Popen(
                     argv,
                     env={"PATH": os.environ["PATH"], **self._env, **env},
                     stdin=subprocess.DEVNULL,
@@ -180,10 +208,9 @@ class NodeStandIn:
                 )
             except OSError as error:
                 state = {"exitCode": 128, "reason": "StartError", "message": str(error), "finishedAt": now()}
-                self._report(pod, "Failed", {"terminated": state})
-                return
-        self._processes[pod["metadata"]["uid"]] = process
-        self._report(pod, "Running", {"running": {"startedAt": now()}})
+                self._unstarted[key] = {"terminated": state}
+        self._started_at[key] = now()
+        return self._state(*key)
 
     def _variables(self, pod, container):
         env = {}
@@ -200,33 +227,48 @@ class NodeStandIn:
                 env[variable["name"]] = _expanded(variable.get("value", ""), env)
         return env
 
-    def _report_end(self, pod, process):
-        if process is None:  # deleted before it was started
-            self._report(
-                pod,
-                "Failed",
-                {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": now()}},
-            )
-            return
-        _kill(process)  # what it has started
-        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        state = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
-        self._report(pod, "Failed" if code else "Succeeded", {"terminated": state})
-
-    def _report(self, pod, phase, state):
-        container = pod["spec"]["containers"][0]
+    def _report(self, pod, states):
+        statuses = [
+            {
+                "name": container["name"],
+                "image": container["image"],
+                "imageID": "",
+                "ready": "running" in state,
+                "restartCount": 0,
+                "state": state,
+            }
+            for container, state in zip(_containers(pod), states, strict=True)
+        ]
+        is_ready, phase = all("running" in state for state in states), _phase(states)
+        reason = None if is_ready else "ContainersNotReady" if phase in ("Pending", "Running") else "PodCompleted"
+        ready = {"status": str(is_ready), "reason": reason}
         status = {
-            "name": container["name"],
-            "image": container["image"],
-            "imageID": "",
-            "ready": "running" in state,
-            "restartCount": 0,
-            "state": state,
+            "phase": phase,
+            "containerStatuses": sorted(statuses, key=lambda each: each["name"]),  # as a kubelet has them
+            "conditions": [{"type": "Ready", **ready}, {"type": "ContainersReady", **ready}],
         }
-        self._rest.merge(f"{self._path(pod)}/status", {"status": {"phase": phase, "containerStatuses": [status]}})
+        self._rest.merge_lists(f"{self._path(pod)}/status", {"status": status})
 
     def _path(self, pod):
         return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+
+
+def _containers(pod):
+    return pod["spec"]["containers"]
+
+
+def _phase(states):
+    if any("waiting" in state for state in states):
+        return "Pending"
+    if any("running" in state for state in states):
+        return "Running"
+    return "Failed" if any(state["terminated"]["exitCode"] for state in states) else "Succeeded"
+
+
+def _is_marked(pod):
+    """The node controller took this node for lost, and has marked its pods."""
+    conditions = pod["status"].get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "False" and not each.get("reason") for each in conditions)
 
 
 def _expanded(text, env):
@@ -248,7 +290,7 @@ def _log_server(folder, certificate):
         def do_GET(self):
             # /containerLogs/<namespace>/<pod>/<container>
             url = urllib.parse.urlsplit(self.path)
-            path = folder / url.path.split("/")[3]
+            path = folder / "_".join(url.path.split("/")[3:5])
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             (tail,) = urllib.parse.parse_qs(url.query).get("tailLines", [len(lines)])
             body = b"".join(lines[-int(tail) :])
@@ -260,9 +302,8 @@ def _log_server(folder, certificate):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = None
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    return server
+    return StandInServer(Handler, context)

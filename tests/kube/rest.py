@@ -31,6 +31,10 @@ class Rest:
     def merge(self, path, body):
         return self._call("PATCH", path, body, "application/merge-patch+json")
 
+    def merge_lists(self, path, body):
+        """A strategic merge: lists whose items have a key, such as conditions, are merged by it."""
+        return self._call("PATCH", path, body, "application/strategic-merge-patch+json")
+
     def delete(self, path, body=None):
         return self._call("DELETE", path, body)
 
@@ -61,10 +65,13 @@ class Rest:
         return json.loads(self._raw(method, path, body, content_type))
 
     def _raw(self, method, path, body=None, content_type="application/json"):
+        return self.send(method, path, None if body is None else json.dumps(body).encode(), content_type)
+
+    def send(self, method, path, content, content_type="application/json"):
         request = urllib.request.Request(
             self.server + path,
             method=method,
-            data=None if body is None else json.dumps(body).encode(),
+            data=content,
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": content_type, "Accept": "*/*"},
         )
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
+LONG_S = 300.0  # a script that imports, starts workers and scales, beside other tests
 
 
 def replaced(text, **pairs):
@@ -19,7 +20,7 @@ def replaced(text, **pairs):
 
 def run(script, environment):
     return subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=LONG_S, check=False
     )
 
 

@@ -187,6 +187,87 @@ def test_node_does_not_report():
     assert told([job()], [pod(phase="Unknown")])[0] is RUNNING
 
 
+def ready(status, reason=None):
+    return {"type": "Ready", "status": status, "reason": reason}
+
+
+def test_node_is_taken_for_lost():
+    """By the node controller, which gives no reason; what to make of it is for the head, which has the connection."""
+    one = pod(state={"running": {}}, conditions=[ready("False"), condition("ContainersReady", None, None)])
+    state, words = told([job()], [one])
+    assert state is ENDED
+    has(words, "node n1", "its node does not report")
+    one["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"  # after five minutes, by its taint
+    state, words = told([job()], [one])
+    assert state is ENDED
+    has(words, "is being deleted", "its node does not report")
+
+
+@pytest.mark.parametrize("reason", ["ContainersNotReady", "ReadinessGatesNotReady"])
+def test_a_pod_that_its_kubelet_reports_as_not_ready_runs(reason):
+    assert told([job()], [pod(state={"running": {}}, conditions=[ready("False", reason)])])[0] is RUNNING
+    assert told([job()], [pod(state={"running": {}}, conditions=[ready("True")])])[0] is RUNNING
+
+
+def with_sidecar(one, state):
+    """A container that the cluster has added; a kubelet sorts them by name."""
+    one["status"]["containerStatuses"].insert(0, {"name": "a-proxy", "state": state, "restartCount": 2})
+    one["spec"]["containers"].insert(0, {"name": "a-proxy", "image": "example.org/proxy:1"})
+    return one
+
+
+def test_a_worker_that_ended_beside_a_sidecar():
+    one = with_sidecar(pod(state=ended(1)), {"running": {}})
+    state, words = told([job()], [one])
+    assert state is ENDED
+    has(words, "exit code 1", "other containers of its pod still run")
+    assert told([job()], [with_sidecar(pod(phase="Pending", state=ended(1)), waiting("ErrImagePull"))])[0] is ENDED
+    one["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    assert told([job()], [one])[0] is PENDING  # it was asked to leave: its Job makes another
+
+
+def test_a_worker_that_ended_just_now_alone():
+    """A kubelet may report the container before the phase."""
+    state, words = told([job()], [pod(state=ended(1))])
+    assert state is PENDING
+    has(words, "makes another")
+
+
+@pytest.mark.parametrize("state", [ended(1), waiting("ImagePullBackOff"), waiting("CrashLoopBackOff"), {"running": {}}])
+@pytest.mark.parametrize("phase", ["Running", "Pending"])
+def test_the_state_of_a_sidecar_says_nothing(state, phase):
+    assert told([job()], [with_sidecar(pod(phase=phase, state={"running": {}}), state)], age_s=1e6)[0] is RUNNING
+
+
+def test_the_image_is_the_workers():
+    one = with_sidecar(pod(phase="Pending", state=waiting("ErrImagePull")), {"running": {}})
+    has(told([job()], [one])[1], "'example.org/envs:1'")
+
+
+def suspended(**status):
+    one = job(**status)
+    one["spec"]["suspend"] = True
+    return one
+
+
+def test_a_suspended_job_is_a_queue():
+    leaving = pod(state={"running": {}})
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    for pods in ([], [pod(phase="Failed", state=ended(4))], [leaving], [pod(phase="Succeeded", state=ended(0))]):
+        state, words = told([suspended()], pods, age_s=1e6)
+        assert state is PENDING
+        has(words, "Job run is suspended")
+    assert told([suspended(failedIndexes="0")], [])[0] is PENDING
+    failed = suspended(conditions=[condition("Failed", "DeadlineExceeded", "")])
+    assert told([failed], [])[0] is ENDED
+
+
+def test_a_replacement_of_a_suspended_job_runs():
+    new = job("run-w0-1", 1, "2026-01-01T00:02:00Z", worker=0)
+    its_pod = pod(of="run-w0-1", created="2026-01-01T00:02:01Z", worker=0, state={"running": {}})
+    assert told([suspended(), new], [its_pod])[0] is RUNNING
+
+
 @pytest.mark.parametrize(
     ("one", "counts"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -14,6 +15,7 @@ from envfleet.launchers.kubernetes_manifest import RESERVED_LABELS, RESERVED_VAR
 from envfleet.launchers.launcher import WorkerJob
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 VARIABLE = re.compile(r"[-._A-Za-z][-._A-Za-z0-9]*")
@@ -41,6 +43,9 @@ class Kubernetes:
     python: str = "python"  # the interpreter in the image
     image_pull_secrets: Sequence[str] = ()
     labels: Mapping[str, str] | None = None  # for Job, Secret and pods
+    run_as_user: int | None = None  # numeric user of the workers; one other than 0 also sets runAsNonRoot
+    run_as_non_root: bool | None = None  # True: an image whose user is root is refused, as PodSecurity wants it
+    head_timeout_s: float | None = 3600.0  # Kubernetes ends the Jobs of a head that has been gone for this long
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -68,9 +73,15 @@ class Kubernetes:
             value = getattr(self, name)
             if not isinstance(value, str) or not value or any(each.isspace() for each in value):
                 raise UsageError(f"{name} must be a name without spaces; got {value!r}")
-        for name, value in (("namespace", self.namespace), ("service_account", self.service_account)):
-            if value is not None and not (isinstance(value, str) and DNS_LABEL.fullmatch(value)):
-                raise UsageError(f"{name} must be of lower-case letters, digits and '-', at most 63; got {value!r}")
+        if not (isinstance(self.namespace, str) and DNS_LABEL.fullmatch(self.namespace)):
+            raise UsageError(
+                f"namespace must be of lower-case letters, digits and '-', at most 63; got {self.namespace!r}"
+            )
+        account = self.service_account
+        if account is not None and not (isinstance(account, str) and DNS_SUBDOMAIN.fullmatch(account)):
+            raise UsageError(
+                f"service_account must be of lower-case letters, digits, '-' and '.', at most 253; got {account!r}"
+            )
         if isinstance(self.image_pull_secrets, str):
             raise UsageError(f"image_pull_secrets must be a list of names; got {self.image_pull_secrets!r}")
 
@@ -86,6 +97,18 @@ class Kubernetes:
             raise UsageError(f"gpus_per_worker must be a whole number, 0 or more; got {self.gpus_per_worker!r}")
         if self.queue_timeout_s is not None and not self.queue_timeout_s > 0:
             raise UsageError(f"queue_timeout_s must be positive, or None to wait; got {self.queue_timeout_s!r}")
+        if self.head_timeout_s is not None and not 1 <= self.head_timeout_s <= 1e9:
+            raise UsageError(f"head_timeout_s must be at least 1, or None for no limit; got {self.head_timeout_s!r}")
+        self._check_user()
+
+    def _check_user(self) -> None:
+        user = self.run_as_user
+        if user is not None and not (isinstance(user, int) and not isinstance(user, bool) and 0 <= user < 2**31):
+            raise UsageError(f"run_as_user must be the number of a user; got {user!r}")
+        if self.run_as_non_root not in (None, True, False):
+            raise UsageError(f"run_as_non_root must be True, False or None; got {self.run_as_non_root!r}")
+        if user == 0 and self.run_as_non_root:
+            raise UsageError("run_as_user=0 is root, and run_as_non_root=True forbids it: leave one of them out")
 
     def _check_mappings(self) -> None:
         for name, value in (self.env or {}).items():
@@ -104,6 +127,7 @@ class Kubernetes:
                 raise UsageError(
                     f"tolerations must be mappings as in a pod, such as {{'key': ...}}; got {toleration!r}"
                 )
+            _check_plain("tolerations", toleration)
 
 
 def _check_volumes(volumes: Sequence[Mapping[str, Any]]) -> None:
@@ -117,6 +141,17 @@ def _check_volumes(volumes: Sequence[Mapping[str, Any]]) -> None:
             raise UsageError(
                 f"a volume must have a name, a mountPath and one source, such as {example}; got {volume!r}"
             )
+        _check_plain("volumes", volume)
         if name in names:
             raise UsageError(f"two volumes are called {name!r}")
         names.add(name)
+
+
+def _check_plain(setting: str, value: Mapping[str, Any]) -> None:
+    """Refuse what has no form in JSON: the API server could not be asked for it."""
+    try:
+        json.dumps(dict(value), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{setting} must be of plain dicts, lists, text and numbers: {error}; got {value!r}"
+        ) from error

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import socket
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ logger = logging.getLogger("envfleet.launchers")
 CONNECT_S, ANSWER_S = 3.0, 5.0
 LEAST_S = 1.0  # for a call at the very end
 POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+STRICT = "Strict"  # unknown and duplicate fields are refused; a server drops them otherwise
 ROLE_HINT = "docs/kubernetes.md has the Role that EnvFleet needs (deploy/rbac.yaml)"
 
 Object = dict[str, Any]
@@ -45,8 +47,9 @@ class KubernetesApi:
         """Read the configuration; nothing is sent yet."""
         configuration = _configuration(context)
         configuration.retries = False  # the client's own retries would multiply every deadline
-        client = _module("client")
+        client = client_module("client")
         self._namespace = namespace
+        self._is_own_cluster = _is_own_cluster(context)
         self._server = configuration.host
         self._client = client.ApiClient(configuration)
         self._batch = client.BatchV1Api(self._client)
@@ -59,12 +62,15 @@ class KubernetesApi:
 
     def create_secret(self, manifest: Object) -> Object:
         """Create a Secret."""
-        return self._ask(self._core.create_namespaced_secret, "create", "secrets", body=manifest)
+        return self._ask(
+            self._core.create_namespaced_secret, "create", "secrets", body=manifest, field_validation=STRICT
+        )
 
     def own_secret(self, name: str, owner: Object) -> Object:
         """Have a Secret deleted with its owner."""
         body = {"metadata": {"ownerReferences": [owner]}}
-        return self._ask(self._core.patch_namespaced_secret, "patch", "secrets", name=name, body=body)
+        call = self._core.patch_namespaced_secret
+        return self._ask(call, "patch", "secrets", name=name, body=body, field_validation=STRICT)
 
     def delete_secret(self, name: str) -> None:
         """Delete a Secret, if it is there."""
@@ -73,11 +79,12 @@ class KubernetesApi:
 
     def create_job(self, manifest: Object) -> Object:
         """Create a Job."""
-        return self._ask(self._batch.create_namespaced_job, "create", "jobs", body=manifest)
+        return self._ask(self._batch.create_namespaced_job, "create", "jobs", body=manifest, field_validation=STRICT)
 
     def patch_job(self, name: str, spec: Mapping[str, Any]) -> Object:
         """Change a Job's spec."""
-        return self._ask(self._batch.patch_namespaced_job, "patch", "jobs", name=name, body={"spec": dict(spec)})
+        call, body = self._batch.patch_namespaced_job, {"spec": dict(spec)}
+        return self._ask(call, "patch", "jobs", name=name, body=body, field_validation=STRICT)
 
     def delete_job(self, name: str) -> None:
         """Delete a Job, if it is there, when its pods are gone."""
@@ -104,10 +111,20 @@ class KubernetesApi:
         selector = f"type=Warning,involvedObject.uid={uid}"
         return _items(self._ask(self._core.list_namespaced_event, "list", "events", field_selector=selector))
 
-    def pod_log(self, name: str, max_bytes: int) -> str:
-        """The end of what a pod has printed."""
+    def own_pod(self) -> Object | None:
+        """The pod of this process, if it is in this cluster and namespace."""
+        if not self._is_own_cluster or _own_namespace() != self._namespace:
+            return None  # an owner elsewhere is one that is gone: what it owns would be deleted at once
+        selector = f"metadata.name={os.environ.get('HOSTNAME') or socket.gethostname()}"
+        call = self._core.list_namespaced_pod
+        # None, too, if the pod has another hostname than its name, as with hostNetwork.
+        return next(iter(_items(self._ask(call, "list", "pods", field_selector=selector))), None)
+
+    def pod_log(self, name: str, container: str, max_bytes: int) -> str:
+        """The end of what a container of a pod has printed."""
         tail = max(1, max_bytes // 20)  # the API counts from the front in bytes, but from the end in lines
-        text = self._raw(self._core.read_namespaced_pod_log, "get", "pods/log", name=name, tail_lines=tail)
+        call = self._core.read_namespaced_pod_log
+        text = self._raw(call, "get", "pods/log", name=name, container=container, tail_lines=tail)
         return text[-max_bytes:].decode(errors="replace")
 
     def close(self) -> None:
@@ -132,7 +149,7 @@ class KubernetesApi:
         try:
             answer = call(namespace=self._namespace, _preload_content=False, _request_timeout=timeout, **arguments)
             return bytes(answer.data)
-        except _module("client").ApiException as error:
+        except client_module("client").ApiException as error:
             if not error.status:  # an error of TLS
                 raise Unreachable(f"the API server at {self._server} cannot be trusted: {error.reason}") from error
             raise refusal(error.status, _words(error), what, verb, resource, self._namespace) from error
@@ -141,6 +158,8 @@ class KubernetesApi:
             raise Unreachable(
                 f"the Kubernetes API server at {self._server} does not answer ({what}): {reason}"
             ) from error
+        except ValueError as error:  # it checks what it sends, as the version of Kubernetes that it was made for
+            raise UsageError(f"the Kubernetes client refuses it ({what}): {_client_words(error)}") from error
 
 
 def refusal(status: int, words: str, what: str, verb: str, resource: str, namespace: str) -> Exception:
@@ -175,9 +194,9 @@ def host_of_server(context: str | None) -> str:
 
 
 def _configuration(context: str | None) -> Any:
-    config, configuration = _module("config"), _module("client").Configuration()
+    config, configuration = client_module("config"), client_module("client").Configuration()
     try:
-        if context is None and not os.environ.get("KUBECONFIG") and _is_in_a_pod():
+        if _is_own_cluster(context):
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(
@@ -191,11 +210,21 @@ def _configuration(context: str | None) -> Any:
     return configuration
 
 
-def _is_in_a_pod() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ and POD_TOKEN.exists()
+def _is_own_cluster(context: str | None) -> bool:
+    """Is this a pod that uses its own account?"""
+    is_in_a_pod = "KUBERNETES_SERVICE_HOST" in os.environ and POD_TOKEN.exists()
+    return context is None and not os.environ.get("KUBECONFIG") and is_in_a_pod
 
 
-def _module(name: str) -> Any:
+def _own_namespace() -> str | None:
+    try:
+        return POD_TOKEN.with_name("namespace").read_text().strip()
+    except OSError:
+        return None
+
+
+def client_module(name: str) -> Any:
+    """A module of the official Kubernetes client."""
     try:
         return importlib.import_module(f"kubernetes.{name}")
     except ImportError as error:
@@ -212,6 +241,14 @@ def _words(error: Any) -> str:
     with contextlib.suppress(ValueError, AttributeError):
         return str(json.loads(body).get("message") or error.reason)
     return body[:500] or str(error.reason)
+
+
+def _client_words(error: ValueError) -> str:
+    """What is wrong, and where: `spec.template.spec.volumes.0.hostPth: Extra inputs are not permitted`."""
+    with contextlib.suppress(AttributeError, TypeError, KeyError):
+        faults: list[dict[str, Any]] = error.errors()  # type: ignore[attr-defined]  # of pydantic
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
+    return str(error)
 
 
 def _items(answer: Object) -> list[Object]:

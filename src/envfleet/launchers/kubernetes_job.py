@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from envfleet.contract.errors import ClusterError, EnvFleetError
 from envfleet.launchers.kubernetes_api import Forbidden, KubernetesApi, Unreachable
+from envfleet.launchers.kubernetes_lease import renewed_deadline
 from envfleet.launchers.kubernetes_manifest import (
+    CONTAINER,
     LEAVE_S,
     RUN_LABEL,
     WORKER_LABEL,
@@ -62,6 +64,8 @@ class KubernetesJob:
         self._is_cancelled = False
         self._num_workers = job.num_workers
         self._created: list[str] = []  # names of Jobs, each with a Secret of the same name
+        self._created_s: dict[str, float] = {}  # when, for Jobs that are there
+        self._head_pod: list[Manifest] = []  # a reference to it, if the head is in the cluster: Jobs go with their head
         self._num_replacements = 0
         self._picture = Picture((), ())
         self._statuses: dict[int, WorkerStatus] = {}
@@ -73,7 +77,10 @@ class KubernetesJob:
         self._next_look_s = 0.0
         self._next_warnings_s = 0.0
         self._is_unreachable = False
+        self._is_unrenewed = False
         try:
+            pod = self._api.own_pod()
+            self._head_pod = [] if pod is None else [owner_reference(pod, "v1", "Pod")]
             self._create(self._run, lambda name: fleet_manifest(settings, job, self._run, name))
             self._look()  # a user who may not look should hear of it now
             self._next_look_s = time.monotonic() + LOOK_SOON_S
@@ -103,7 +110,7 @@ class KubernetesJob:
         read_s, text = self._read_logs.get(worker, (-LOOK_EVERY_S, ""))
         if pod is not None and time.monotonic() - read_s >= LOOK_EVERY_S and not self._is_over:
             try:
-                text = self._api.pod_log(name_of(pod), max(max_bytes, LOG_BYTES))
+                text = self._api.pod_log(name_of(pod), CONTAINER, max(max_bytes, LOG_BYTES))
             except (Forbidden, Unreachable) as error:
                 text = f"(its log cannot be read: {error})"
             except EnvFleetError:  # the pod has not started yet, or is gone
@@ -116,7 +123,7 @@ class KubernetesJob:
         pod, context = self._picture.pod(worker), self._settings.context
         of_context = f" --context {context}" if context else ""
         what = name_of(pod) if pod is not None else f"-l {self._selector}"
-        return f"kubectl{of_context} -n {self._settings.namespace} logs {what}"
+        return f"kubectl{of_context} -n {self._settings.namespace} logs {what} -c {CONTAINER}"
 
     def restart(self, worker: int) -> None:
         """See Job. What the Job controller will do by itself is left to it."""
@@ -131,10 +138,11 @@ class KubernetesJob:
             if not is_recent:
                 self._replace(worker)
         elif pod is not None and situation.about == uid_of(pod):
-            if is_leaving(pod):  # its node may be gone: then it stays so, and its Job waits for it
-                self._replace(worker)
-            else:
+            is_stuck = is_leaving(pod) or situation.kind is Kind.CUT_OFF
+            if not is_leaving(pod):
                 self._api.delete_pod(name_of(pod))
+            if is_stuck:  # its node may be gone: then the pod stays, and its Job waits for it
+                self._replace(worker)
         self._judge()
         self._next_look_s = time.monotonic() + LOOK_SOON_S
 
@@ -229,8 +237,12 @@ class KubernetesJob:
             if not isinstance(error, Unreachable):  # that was a clear no
                 self._created.remove(name)
             raise
-        job = self._api.create_job(manifest_of(name))
-        self._api.own_secret(name, owner_reference(job))
+        manifest, begun_s = manifest_of(name), time.monotonic()
+        if self._head_pod:
+            manifest["metadata"]["ownerReferences"] = self._head_pod
+        job = self._api.create_job(manifest)
+        self._created_s[name] = begun_s
+        self._api.own_secret(name, owner_reference(job, "batch/v1", "Job"))
         self._picture = Picture((*self._picture.jobs, job), self._picture.pods, self._picture.warnings)
 
     def _replace(self, worker: int) -> None:
@@ -259,12 +271,34 @@ class KubernetesJob:
         self._is_unreachable = False
         self._picture = Picture(jobs, pods, self._picture.warnings)
         self._judge()
+        self._renew()
         situations = {worker: self._picture.situation(worker) for worker in range(self._num_workers)}
         amiss = [each.about for worker, each in situations.items() if is_amiss(each, self._age_s(worker, each))]
         if amiss and time.monotonic() >= self._next_warnings_s:
             self._next_warnings_s = time.monotonic() + WARNINGS_EVERY_S
             self._picture = Picture(jobs, pods, self._warnings(list(dict.fromkeys(amiss))[:MOST_QUESTIONS]))
             self._judge()
+
+    def _renew(self) -> None:
+        """Move the deadlines of Jobs on: they are for a head that is gone."""
+        for job in self._picture.jobs:
+            created_s = self._created_s.get(name_of(job))
+            if created_s is None or job_end(job) is not None:
+                continue
+            change = renewed_deadline(job, time.monotonic() - created_s, self._settings.head_timeout_s)
+            if change is None:
+                continue
+            try:
+                self._api.patch_job(name_of(job), change)
+                self._is_unrenewed = False
+            except EnvFleetError as error:
+                if not self._is_unrenewed:
+                    words = (
+                        "Kubernetes: Job %s will end head_timeout_s=%g s after its last renewal; this one failed: %s"
+                    )
+                    logger.warning(words, name_of(job), self._settings.head_timeout_s, str(error))
+                self._is_unrenewed = True
+                return  # the next look tries again
 
     def _judge(self) -> None:
         num_logs = MOST_QUESTIONS
@@ -290,7 +324,7 @@ class KubernetesJob:
                 if num_logs < most_logs:
                     num_logs += 1
                     try:
-                        log = self._last_logs[worker] = self._api.pod_log(name_of(pod), LOG_BYTES)
+                        log = self._last_logs[worker] = self._api.pod_log(name_of(pod), CONTAINER, LOG_BYTES)
                     except EnvFleetError:
                         num_logs = most_logs  # each that cannot be had may take seconds
                 end = f"pod {name_of(pod)} {end_words(pod)}"

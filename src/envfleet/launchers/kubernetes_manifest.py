@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envfleet.contract.exits import WorkerExit
+from envfleet.launchers.kubernetes_lease import first_deadline
 from envfleet.launchers.launcher import WorkerJob
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ CONTAINER = "worker"
 # The Job controller waits 10, 20, 40 s before it replaces a worker's pod for the first, second and third time.
 MOST_FAILURES_OF_A_WORKER = 3
 LEAVE_S = 10  # between SIGTERM and SIGKILL
-KEEP_ENDED_S = 600  # a Job whose head is gone ends by itself; its last words can be read for so long
+KEEP_ENDED_S = 600  # seconds for which a Job that has ended can be read; a Job whose head is gone ends by itself
 
 RESERVED_LABELS = frozenset((RUN_LABEL, WORKER_LABEL, "app.kubernetes.io/name", "app.kubernetes.io/component"))
 RESERVED_VARIABLES = frozenset((INDEX_VARIABLE, "ENVFLEET_KEYS"))
@@ -53,14 +54,14 @@ def fleet_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str) ->
         "backoffLimitPerIndex": MOST_FAILURES_OF_A_WORKER,
     }
     pod = _pod(settings, job, name, f"$({INDEX_VARIABLE})", [index])
-    return _job(_metadata(settings, run, name), spec, pod)
+    return _job(settings, _metadata(settings, run, name), spec, pod)
 
 
 def worker_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str, worker: int) -> Manifest:
     """A Job of one worker, for one that the Job of all does not start again."""
     spec = {"completions": 1, "parallelism": 1, "backoffLimit": MOST_FAILURES_OF_A_WORKER}
     metadata = _metadata(settings, run, name, {WORKER_LABEL: str(worker)})
-    return _job(metadata, spec, _pod(settings, job, name, str(worker), []))
+    return _job(settings, metadata, spec, _pod(settings, job, name, str(worker), []))
 
 
 def size_of(num_workers: int) -> Manifest:
@@ -70,10 +71,10 @@ def size_of(num_workers: int) -> Manifest:
     return {"completions": num_workers, "parallelism": num_workers, "backoffLimit": limit}
 
 
-def owner_reference(job: Mapping[str, Any]) -> Manifest:
-    """For what is to be deleted with a Job; `job` is as the API server returned it."""
-    metadata = job["metadata"]
-    return {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+def owner_reference(owner: Mapping[str, Any], api_version: str, kind: str) -> Manifest:
+    """For what is to be deleted with `owner`, an object as the API server returned it."""
+    metadata = owner["metadata"]
+    return {"apiVersion": api_version, "kind": kind, "name": metadata["name"], "uid": metadata["uid"]}
 
 
 def mount_of(volume: Mapping[str, Any]) -> Manifest:
@@ -93,13 +94,14 @@ def to_yaml(value: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in _yaml_lines(value))
 
 
-def _job(metadata: Manifest, spec: Manifest, pod: Manifest) -> Manifest:
+def _job(settings: Kubernetes, metadata: Manifest, spec: Manifest, pod: Manifest) -> Manifest:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata,
         "spec": {
             **spec,
+            **first_deadline(settings.head_timeout_s),
             "podFailurePolicy": {"rules": _failure_rules()},
             "ttlSecondsAfterFinished": KEEP_ENDED_S,
             "template": {"metadata": {"labels": dict(metadata["labels"])}, "spec": pod},
@@ -125,7 +127,7 @@ def _pod(settings: Kubernetes, job: WorkerJob, secret: str, worker: str, first_e
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": LEAVE_S,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": _security(settings),
         "containers": [container],
         "volumes": volumes,
     }
@@ -138,6 +140,17 @@ def _pod(settings: Kubernetes, job: WorkerJob, secret: str, worker: str, first_e
     if settings.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": each} for each in settings.image_pull_secrets]
     return pod
+
+
+def _security(settings: Kubernetes) -> Manifest:
+    """With a user that is not root: what PodSecurity's level "restricted" demands of a pod."""
+    context: Manifest = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if settings.run_as_user is not None:
+        context["runAsUser"] = settings.run_as_user
+    is_non_root = bool(settings.run_as_user) if settings.run_as_non_root is None else settings.run_as_non_root
+    if is_non_root:
+        context["runAsNonRoot"] = True
+    return context
 
 
 def _failure_rules() -> list[Manifest]:

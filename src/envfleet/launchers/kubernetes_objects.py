@@ -7,10 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envfleet.contract.exits import WorkerExit
-from envfleet.launchers.kubernetes_manifest import INDEX, WORKER_LABEL
+from envfleet.launchers.kubernetes_manifest import CONTAINER, INDEX, WORKER_LABEL
 from envfleet.launchers.processes import signal_name
 
 Object = Mapping[str, Any]
+
+# Reasons with which a kubelet reports that a pod is not ready. The node controller, which reports it for a node that is
+# silent, gives none.
+KUBELET_REASONS = frozenset(("ContainersNotReady", "ReadinessGatesNotReady", "PodCompleted", "PodFailed"))
 
 
 def worker_of(pod: Object) -> int | None:
@@ -37,8 +41,39 @@ def is_leaving(thing: Object) -> bool:
 
 
 def has_ended(pod: Object) -> bool:
-    """Its process has ended, or never will be."""
-    return _terminated(pod) is not None or phase_of(pod) in ("Failed", "Succeeded")
+    """The worker's process has ended, or will never be started. Other containers of the pod may still run."""
+    return _terminated(pod) is not None or is_over(pod)
+
+
+def is_over(pod: Object) -> bool:
+    """The whole pod has ended, so its Job replaces it."""
+    return phase_of(pod) in ("Failed", "Succeeded")
+
+
+def is_half_ended(pod: Object) -> bool:
+    """The worker has ended, and another container keeps its pod from ending: one that the cluster has added."""
+    states = [status.get("state") or {} for status in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return _terminated(pod) is not None and not is_over(pod) and any("terminated" not in state for state in states)
+
+
+def is_started(pod: Object) -> bool:
+    """The worker runs. Its pod is Pending even so while another container of it has not been started."""
+    return phase_of(pod) == "Running" or _container_state(pod, "running") is not None
+
+
+def is_cut_off(pod: Object) -> bool:
+    """The pod's node is silent: the node controller has set the pod's Ready condition to false.
+
+    A pod that its own kubelet reports as not ready has one of KUBELET_REASONS: a container or a gate is not ready.
+    """
+    ready = _condition(pod, "Ready")
+    is_unready = ready is not None and ready.get("status") == "False"
+    return is_unready and (ready or {}).get("reason") not in KUBELET_REASONS and is_started(pod)
+
+
+def is_suspended(job: Object) -> bool:
+    """The Job makes no pods until somebody resumes it; Kueue suspends Jobs that wait to be admitted."""
+    return bool((job.get("spec") or {}).get("suspend"))
 
 
 def is_failure(pod: Object) -> bool:
@@ -98,11 +133,9 @@ def _exit_words(ended: Object) -> str:
 
 def last_end_words(pod: Object) -> str:
     """How the container ended last, if it was started again inside its pod."""
-    for status in (pod.get("status") or {}).get("containerStatuses") or ():
-        ended = (status.get("lastState") or {}).get("terminated")
-        if ended:
-            return f"; it {_exit_words(ended)}, {status.get('restartCount', 0)} restarts"
-    return ""
+    status = _container_status(pod)
+    ended = (status.get("lastState") or {}).get("terminated")
+    return f"; it {_exit_words(ended)}, {status.get('restartCount', 0)} restarts" if ended else ""
 
 
 def disruption_words(pod: Object) -> str:
@@ -156,24 +189,34 @@ def waiting_of(pod: Object) -> Object | None:
 
 def _condition_words(thing: Object, kind: str, status: str) -> str | None:
     """Reason and message of a condition; None: it does not hold."""
-    for condition in (thing.get("status") or {}).get("conditions") or ():
-        if (condition.get("type"), condition.get("status")) == (kind, status):
-            return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
-    return None
+    condition = _condition(thing, kind)
+    if condition is None or condition.get("status") != status:
+        return None
+    return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
+
+
+def _condition(thing: Object, kind: str) -> Object | None:
+    conditions: Sequence[Object] = (thing.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == kind), None)
 
 
 def _container_state(pod: Object, state: str) -> Object | None:
-    for status in (pod.get("status") or {}).get("containerStatuses") or ():
-        found = (status.get("state") or {}).get(state)
-        if found is not None:
-            return dict(found)
-    return None
+    found: Object | None = (_container_status(pod).get("state") or {}).get(state)
+    return found
+
+
+def _container_status(pod: Object) -> Object:
+    """Of the worker's own container: a cluster may have added others to the pod."""
+    return _worker_container((pod.get("status") or {}).get("containerStatuses") or ())
+
+
+def _worker_container(containers: Sequence[Object]) -> Object:
+    return next((each for each in containers if each.get("name") == CONTAINER), {})
 
 
 def image_of(pod: Object) -> str:
     """The image's name, as it was asked for."""
-    containers: Sequence[Object] = (pod.get("spec") or {}).get("containers") or ({},)
-    return repr(containers[0].get("image", ""))
+    return repr(_worker_container((pod.get("spec") or {}).get("containers") or ()).get("image", ""))
 
 
 def node_words(pod: Object) -> str:

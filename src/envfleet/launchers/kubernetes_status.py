@@ -15,8 +15,12 @@ from envfleet.launchers.kubernetes_objects import (
     end_words,
     has_ended,
     image_of,
+    is_cut_off,
+    is_half_ended,
     is_in,
     is_leaving,
+    is_started,
+    is_suspended,
     job_end,
     last_end_words,
     name_of,
@@ -47,6 +51,8 @@ class Kind(enum.Enum):
     RUNNING = "running"
     FAILED = "failed"  # the pod has failed; its Job makes another
     NO_POD = "no pod"  # its Job is about to make one
+    HALF_ENDED = "half ended"  # the worker has ended; its pod has other containers, which still run
+    CUT_OFF = "cut off"  # its node is silent; if its connection is open it works on, and if not it is replaced
     ENDED = "ended"  # nobody makes another pod
 
 
@@ -116,7 +122,9 @@ def verdict(situation: Situation, age_s: float) -> WorkerState:
         return WorkerState.RUNNING
     if kind is Kind.STUCK and (situation.is_hopeless or age_s >= IMAGE_PATIENCE_S):
         return WorkerState.REFUSED
-    if kind is Kind.ENDED or (kind in (Kind.FAILED, Kind.NO_POD) and is_overdue(age_s)):
+    if kind in (Kind.ENDED, Kind.HALF_ENDED, Kind.CUT_OFF):
+        return WorkerState.ENDED
+    if kind in (Kind.FAILED, Kind.NO_POD) and is_overdue(age_s):
         return WorkerState.ENDED
     return WorkerState.PENDING
 
@@ -133,6 +141,8 @@ def is_amiss(situation: Situation, age_s: float) -> bool:
 
 
 def _without_pod(job: Object, worker: int, warnings: Sequence[Object]) -> Situation:
+    if _is_held(job):
+        return _held(job)
     end = _end_for(job, worker)
     if end is not None:
         return Situation(Kind.ENDED, end, uid_of(job))
@@ -140,33 +150,44 @@ def _without_pod(job: Object, worker: int, warnings: Sequence[Object]) -> Situat
     if not words:
         return Situation(Kind.NO_POD, f"Job {name_of(job)} has not made its pod yet", uid_of(job))
     text = f"Job {name_of(job)} cannot make its pod: {words}"
+    if "violates PodSecurity" in words:
+        text += " (set run_as_user= to a user other than root, or run_as_non_root=True if the image has one)"
     is_waiting = "exceeded quota" in words  # until another's pod ends
     return Situation(Kind.QUEUED if is_waiting else Kind.STUCK, text, uid_of(job))
 
 
 def _with_pod(pod: Object, job: Object | None, worker: int, warnings: Sequence[Object]) -> Situation:
     uid, where = uid_of(pod), f"pod {name_of(pod)}{node_words(pod)}"
+    if job is not None and _is_held(job) and (has_ended(pod) or is_leaving(pod)):
+        return _held(job)
     if has_ended(pod):
-        words = f"{where} {end_words(pod)}"
-        if job is None:
-            return Situation(Kind.ENDED, words, uid)
-        end = _end_for(job, worker)
-        if end is not None:
-            is_own_end = phase_of(pod) == "Succeeded"
-            return Situation(Kind.ENDED, words if is_own_end else f"{words}; {end}", uid)
-        if phase_of(pod) == "Succeeded":  # of a worker that was there before the fleet shrank, and grew again
-            return Situation(Kind.NO_POD, words, uid)
-        return Situation(Kind.FAILED, f"{words}; Job {name_of(job)} makes another", uid)
-    if is_leaving(pod):
-        return Situation(Kind.RUNNING, f"{where} is being deleted{disruption_words(pod)}", uid)
+        return _with_ended_pod(pod, f"{where} {end_words(pod)}", job, worker)
+    where += f" is being deleted{disruption_words(pod)}" if is_leaving(pod) else ""
+    if is_cut_off(pod):
+        return Situation(Kind.CUT_OFF, f"{where}: its node does not report", uid)
     waiting = waiting_of(pod)
-    if waiting is not None:
+    if waiting is not None and not is_leaving(pod):
         return _starting(pod, where, waiting, warnings)
-    if phase_of(pod) == "Running":
+    if is_leaving(pod) or is_started(pod):
         return Situation(Kind.RUNNING, where, uid)
     if phase_of(pod) == "Unknown":
         return Situation(Kind.RUNNING, f"{where}: its node does not report", uid)
     return Situation(Kind.QUEUED, f"{where}: {scheduling_words(pod)}", uid)
+
+
+def _with_ended_pod(pod: Object, words: str, job: Object | None, worker: int) -> Situation:
+    uid = uid_of(pod)
+    if is_half_ended(pod) and not is_leaving(pod):
+        return Situation(Kind.HALF_ENDED, f"{words}, and other containers of its pod still run", uid)
+    if job is None:
+        return Situation(Kind.ENDED, words, uid)
+    end = _end_for(job, worker)
+    if end is not None:
+        is_own_end = phase_of(pod) == "Succeeded"
+        return Situation(Kind.ENDED, words if is_own_end else f"{words}; {end}", uid)
+    if phase_of(pod) == "Succeeded":  # of a worker that was there before the fleet shrank, and grew again
+        return Situation(Kind.NO_POD, words, uid)
+    return Situation(Kind.FAILED, f"{words}; Job {name_of(job)} makes another", uid)
 
 
 def _starting(pod: Object, where: str, waiting: Object, warnings: Sequence[Object]) -> Situation:
@@ -185,6 +206,16 @@ def _starting(pod: Object, where: str, waiting: Object, warnings: Sequence[Objec
         about = warning_words(warnings, uid_of(pod), None)
         words += f": {about}" if about else ""
     return Situation(Kind.QUEUED, words, uid_of(pod))
+
+
+def _is_held(job: Object) -> bool:
+    """Is it suspended, so that its workers wait, also those that have failed too often?"""
+    return is_suspended(job) and job_end(job) is None
+
+
+def _held(job: Object) -> Situation:
+    words = "is suspended: its workers wait until it is resumed (by Kueue, when there is room)"
+    return Situation(Kind.QUEUED, f"Job {name_of(job)} {words}", uid_of(job))
 
 
 def _end_for(job: Object, worker: int) -> str | None:

@@ -28,7 +28,7 @@ class WorkerState(enum.Enum):
 
     PENDING = "pending"  # waits for resources, or to be started again by the engine
     RUNNING = "running"
-    ENDED = "ended"
+    ENDED = "ended"  # or out of the engine's reach; the head keeps a worker whose connection is open
     REFUSED = "refused"  # the engine will not run it; to wait, or to ask again, is no use
 
 
