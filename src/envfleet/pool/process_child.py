@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet import _native
-from envfleet.contract.episode import Transition
+from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import PoolConfig
@@ -51,6 +51,15 @@ class SetAttr(NamedTuple):
 
     name: str
     values: list[Any]
+
+
+class SwitchAutoreset(NamedTuple):
+    """Parent -> child: use another autoreset mode from now on."""
+
+    mode: Autoreset
+
+
+Request = Call | SetAttr | SwitchAutoreset
 
 
 class Start(NamedTuple):
@@ -241,13 +250,15 @@ class ChildProcess:
             columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
         return columns
 
-    def _answer(self, request: Call | SetAttr) -> None:
+    def _answer(self, request: Request) -> None:
         answers: list[Any] = []
         for position, (env_id, episode) in enumerate(self._episodes.items()):
             try:
                 if isinstance(request, Call):
                     if env_id in request.env_ids:
                         answers.append(value_of(episode.env, request.name, request.args, request.kwargs))
+                elif isinstance(request, SwitchAutoreset):
+                    episode.switch_autoreset(request.mode)
                 else:
                     set_attribute(episode.env, request.name, request.values[position])
             except (Exception, SystemExit) as error:

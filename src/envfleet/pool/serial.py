@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.contract.batch import StepBatch
-from envfleet.contract.episode import Env, Transition
+from envfleet.contract.episode import Autoreset, Env, Transition
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
@@ -100,6 +100,12 @@ class SerialBackend:
         """See Backend."""
         for env_id, value in enumerate(values):
             self._on_env(env_id, set_attribute, name, value)
+
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """See SwitchesAutoreset."""
+        for episode in self._episodes:
+            episode.switch_autoreset(mode)
+        return True
 
     def close(self) -> None:
         """See Backend."""
