@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from envfleet.cluster.messages import EnvFailure, PoolPlan, Reset, RowsReady, St
 from envfleet.cluster.rollouts import FIXED
 from envfleet.cluster.values_wire import NotPlain, from_plain, to_plain
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode
+from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.infos import object_column
@@ -42,14 +43,14 @@ class Episodes(enum.Enum):
 
 
 class WorkerPool:
-    """Builds the pool, and builds it anew where another autoreset mode is needed."""
+    """Builds the pool, and switches its autoreset mode: with the same envs if the pool can, else with new ones."""
 
     def __init__(self, welcome: Welcome, arrays: Arrays) -> None:
         """An env that cannot be built raises here."""
         self._plan = welcome.plan
         self._env, self._env_kwargs = _env_of(welcome.plan, arrays)
         self._epoch = welcome.epoch
-        self._num_builds = 0
+        self._num_beginnings = 0
         # What set_attr() has set: a new pool gets it, too, also that of a replacement.
         self._attributes: dict[str, list[Any]] = {name: from_plain(each) for name, each in welcome.attributes.items()}
         self._autoreset = Autoreset(welcome.plan.autoreset)
@@ -66,7 +67,7 @@ class WorkerPool:
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
         """A row for each env."""
         if self.envs.closed or Autoreset(order.autoreset) is not self._autoreset:
-            self._rebuild(Autoreset(order.autoreset))
+            self._switch_to(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
         # The head resets all envs first: some of them only, in a new pool, means that another process has been lost.
@@ -97,13 +98,13 @@ class WorkerPool:
     def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
         """A row for each env."""
         if self.envs.closed or Autoreset(order.autoreset) is not self._autoreset:
-            self._rebuild(Autoreset(order.autoreset))
+            self._switch_to(Autoreset(order.autoreset))
         if self._episodes is Episodes.NONE:
             return self._rows_after_loss(order.order)
         if self._episodes is Episodes.CUT_SHORT:
             if self._autoreset is Autoreset.DISABLED:
                 raise StepOnEndedEpisode(f"the episodes have ended: {LOST}; reset before the next step()")
-            obs, info = self.envs.reset()
+            obs, info = self._first_reset()
             self._episodes = Episodes.RUNNING
             return self._rows(order.order, obs, _zeros(self.envs.num_envs), info, [])
         self._episodes, self._collector = Episodes.RUNNING, None
@@ -117,11 +118,14 @@ class WorkerPool:
         """Ready for a rollout. Envs that were reset and not stepped since begin where they are."""
         if self.envs.closed or self._autoreset is not Autoreset.SAME_STEP:
             was_fresh = self._episodes is Episodes.FRESH
-            self._rebuild(Autoreset.SAME_STEP)
-            obs = self.envs.reset(**self._reset_arguments if was_fresh else {})[0]
+            has_same_envs = self._switch_to(Autoreset.SAME_STEP)
+            if was_fresh:
+                obs = self._last_obs if has_same_envs else self.envs.reset(**self._reset_arguments)[0]
+            else:
+                obs = self._first_reset()[0]
             self._collector = Collector(self.envs, obs)
         elif self._collector is None:
-            obs = self._last_obs if self._episodes is Episodes.FRESH else self.envs.reset()[0]
+            obs = self._last_obs if self._episodes is Episodes.FRESH else self._first_reset()[0]
             self._collector = Collector(self.envs, obs)
         self._episodes = Episodes.RUNNING
         return self._collector
@@ -151,7 +155,6 @@ class WorkerPool:
             plan.num_envs,
             backend=plan.backend,  # type: ignore[arg-type]  # make() checks it
             autoreset_mode=self._autoreset,
-            seed=_first_seed(plan, self._epoch, self._num_builds),
             env_kwargs=self._env_kwargs,
             max_episode_steps=plan.max_episode_steps,
             num_workers=plan.num_workers,
@@ -164,18 +167,33 @@ class WorkerPool:
         )
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
-        self._episodes = Episodes.NONE
-        self._collector = None
-        self._num_builds += 1
+        self._begin_anew()
         for name, values in self._attributes.items():
             self.envs.set_attr(name, values)
 
-    def _rebuild(self, autoreset: Autoreset) -> None:
+    def _begin_anew(self) -> None:
+        """No env has been reset yet, or each is to be reset next."""
+        self._episodes, self._collector = Episodes.NONE, None
+        self._seed = _first_seed(self._plan, self._epoch, self._num_beginnings)
+        self._num_beginnings += 1
+
+    def _first_reset(self) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, with the seed that is meant for the first reset without seeds of its own."""
+        seed, self._seed = self._seed, None
+        return self.envs.reset(seed=seed)
+
+    def _switch_to(self, autoreset: Autoreset) -> bool:
+        """Use another autoreset mode, from the next reset on. False: with a new pool, since the old one could not."""
         if self._episodes is Episodes.RUNNING and not self.envs.closed:
-            logger.info("the pool is built anew for autoreset mode %s: running episodes end here", autoreset.name)
-        self.envs.close()
+            logger.info("the pool goes on in autoreset mode %s: running episodes end here", autoreset.name)
         self._autoreset = autoreset
+        with contextlib.suppress(EnvFailed, PoolTimeout):
+            if not self.envs.closed and self.envs.switch_autoreset(autoreset):
+                self._begin_anew()
+                return True
+        self.envs.close()
         self._build()
+        return False
 
     def _rows_after_loss(self, order: int) -> tuple[RowsReady, Arrays]:
         """The order was for a process that is lost, and its episodes with it: they are cut short here."""
@@ -187,7 +205,7 @@ class WorkerPool:
             final_obs = np.empty(num_envs, dtype=object)
             for row in range(num_envs):
                 final_obs[row] = self._obs.unflatten([leaf[row] for leaf in leaves])
-            obs, info = self.envs.reset()
+            obs, info = self._first_reset()
             finals = {"final_obs": final_obs, "_final_obs": everybody, "final_info": error, "_final_info": everybody}
             info = {**info, **error, **finals}
             self._episodes = Episodes.RUNNING
@@ -268,11 +286,11 @@ def _env_of(plan: PoolPlan, arrays: Arrays) -> tuple[Any, Any]:
     return spec, None if plan.env_kwargs is None else [from_plain(each) for each in plan.env_kwargs]
 
 
-def _first_seed(plan: PoolPlan, epoch: int, num_builds: int) -> int | None:
-    """A later pool gets seeds of its own, the same ones in each run: those of the first pool's episodes are used up."""
+def _first_seed(plan: PoolPlan, epoch: int, num_beginnings: int) -> int | None:
+    """Later beginnings have seeds of their own, the same ones in each run: those of the first episodes are used up."""
     if plan.seed is None:
         return None
     seed = plan.seed + plan.first_env_id
-    if epoch == 1 and num_builds == 0:
+    if epoch == 1 and num_beginnings == 0:
         return seed
-    return int(np.random.SeedSequence((seed, epoch, num_builds)).generate_state(1)[0])
+    return int(np.random.SeedSequence((seed, epoch, num_beginnings)).generate_state(1)[0])

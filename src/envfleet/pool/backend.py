@@ -117,3 +117,11 @@ class SavesStates(Protocol):
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
         """Put some envs back into saved states."""
+
+
+@runtime_checkable
+class SwitchesAutoreset(Protocol):
+    """A backend that can use another autoreset mode with the same envs."""
+
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """Use `mode` from now on. False, and nothing has changed: it would have to be built anew."""

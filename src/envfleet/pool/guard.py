@@ -131,6 +131,10 @@ class GuardedEpisode:
         """The env as it is now."""
         return self._episode.env
 
+    def switch_autoreset(self, mode: Autoreset) -> None:
+        """Use another autoreset mode from now on."""
+        self._episode.autoreset = mode
+
     @property
     def ended(self) -> bool:
         """Is a reset to come next?"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,11 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from envfleet import _native
 from envfleet.contract.batch import StepBatch
+from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
-from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce
+from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
 from envfleet.pool.infos import join_infos, object_column
 
 StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -142,6 +144,22 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._require_no_flight(f"set {name!r}")
         ids = range(self.num_envs) if env_ids is None else some_env_ids(env_ids, self.num_envs)
         self._backend.set_attr(ids, name, values_for(values, len(ids)))
+
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """Use another autoreset mode with the same envs; episodes that have ended must be reset before the next step.
+
+        Returns:
+            False if nothing has changed: the pool is at work, or would have to be built anew.
+        """
+        self._require_open()
+        backend = self._backend
+        if self._flight.num_in_flight or not isinstance(backend, SwitchesAutoreset):
+            return False
+        if not backend.switch_autoreset(mode):
+            return False
+        self._config = replace(self._config, autoreset=mode)
+        self.metadata = {**self.metadata, "autoreset_mode": AutoresetMode(mode.value)}
+        return True
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the envs; called by close()."""

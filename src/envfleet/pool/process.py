@@ -8,12 +8,14 @@ import signal
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from envfleet import _native
 from envfleet.contract.batch import StepBatch
+from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
@@ -150,6 +152,15 @@ class ProcessBackend:
             by_child[self._board.child_of(env_id)][env_id] = value
         self._request([process_child.SetAttr(name, each) for each in by_child], f"set {name!r}")
 
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """See SwitchesAutoreset. Batches may have no room for final observations."""
+        if mode is Autoreset.SAME_STEP and self._shape.autoreset is not mode:
+            return False
+        self._config = replace(self._config, autoreset=mode)  # also for children that take the place of others
+        requests = [process_child.SwitchAutoreset(mode)] * self._shape.num_children
+        self._request(requests, f"switch to autoreset mode {mode.name.lower()!r}")
+        return True
+
     def close(self) -> None:
         """See Backend."""
         self._finalizer()
@@ -272,7 +283,7 @@ class ProcessBackend:
             self._warnings.add(text)
             logger.warning("%s", text)
 
-    def _request(self, requests: Sequence[process_child.Call | process_child.SetAttr], what: str) -> list[Any]:
+    def _request(self, requests: Sequence[process_child.Request], what: str) -> list[Any]:
         deadline_s = time.monotonic() + self._config.timeout_s
         for child in range(self._shape.num_children):  # an earlier call may have timed out: its answer comes first
             self._wait_replies(child, deadline_s, "answer an earlier call", "timeout_s")

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet import _native
-from envfleet.contract.episode import Transition
+from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
@@ -55,6 +55,15 @@ class SetAttr(NamedTuple):
 
     name: str
     values: dict[int, Any]  # by env id
+
+
+class SwitchAutoreset(NamedTuple):
+    """Parent -> child: use another autoreset mode from now on."""
+
+    mode: Autoreset
+
+
+Request = Call | SetAttr | SwitchAutoreset
 
 
 class Start(NamedTuple):
@@ -280,13 +289,15 @@ class ChildProcess:
             columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
         return columns
 
-    def _answer(self, request: Call | SetAttr) -> None:
+    def _answer(self, request: Request) -> None:
         answers: list[Any] = []
         for env_id, episode in self._episodes.items():
             try:
                 if isinstance(request, Call):
                     if env_id in request.env_ids:
                         answers.append(value_of(episode.env, request.name, request.args, request.kwargs))
+                elif isinstance(request, SwitchAutoreset):
+                    episode.switch_autoreset(request.mode)
                 elif env_id in request.values:
                     set_attribute(episode.env, request.name, request.values[env_id])
             except BaseException as error:

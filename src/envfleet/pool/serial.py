@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.contract.batch import StepBatch
-from envfleet.contract.episode import Env, Transition
+from envfleet.contract.episode import Autoreset, Env, Transition
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
@@ -103,6 +103,12 @@ class SerialBackend:
         """See Backend."""
         for env_id, value in zip(env_ids, values, strict=True):
             self._on_env(env_id, set_attribute, name, value)
+
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """See SwitchesAutoreset."""
+        for episode in self._episodes:
+            episode.switch_autoreset(mode)
+        return True
 
     def close(self) -> None:
         """See Backend."""
