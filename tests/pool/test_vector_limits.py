@@ -477,7 +477,7 @@ def test_a_final_observation_of_another_kind_is_refused(own_mode):
     with make(lambda num_envs: build(), autoreset_mode=mode) as pool:
         pool.reset()
         pool.step(GO_ON)
-        with pytest.raises(envfleet.EnvFailed, match="float32.* to .*uint8|must be an array .* got dtype float32"):
+        with pytest.raises(envfleet.EnvFailed, match=r"float32.* to .*uint8|must be an array .* got dtype float32"):
             pool.step(GO_ON)
         assert pool.recv()[3].all()
 
