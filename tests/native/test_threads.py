@@ -225,7 +225,7 @@ def test_a_helper_that_hangs_does_not_hang_close(monkeypatch, caplog):
 
 
 @pytest.mark.usefixtures("always_help")
-def test_a_forked_process_can_use_and_close_the_pool():
+def test_a_forked_process_may_only_close_the_pool():
     with envfleet.make("CartPole-v1", 16, num_workers=3) as pool:
         pool.reset(seed=0)
         actions = np.zeros(16, np.int64)
@@ -235,7 +235,8 @@ def test_a_forked_process_can_use_and_close_the_pool():
         if child == 0:
             code = 1
             try:
-                pool.step(actions)
+                with pytest.raises(envfleet.PoolClosed, match="belongs to process"):
+                    pool.step(actions)
                 pool.close()
                 code = 0
             finally:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from spawning_env import SpawningEnv
 
 import envfleet
-from spawning_env import SpawningEnv
 from waiting import descendants, is_running, wait_until
 
 NO_ACTS = np.zeros(2, int)
@@ -34,7 +34,7 @@ def all_gone(pids):
 
 def test_they_end_when_the_pool_is_closed():
     with make() as pool:
-        pids = sum(pids_of(pool), [])
+        pids = [pid for pids in pids_of(pool) for pid in pids]
         assert len(pids) == 8 and all(is_running(pid) for pid in pids)
     wait_until(all_gone(pids), "all have ended")
 
@@ -58,7 +58,7 @@ def test_they_end_with_a_child_that_is_killed_and_no_others_do():
 def test_they_end_when_the_nursery_is_killed():
     with make() as pool:
         pool.reset(seed=0)
-        pids = sum(pids_of(pool), [])
+        pids = [pid for pids in pids_of(pool) for pid in pids]
         os.kill(pool._backend._household.nursery._process.pid, signal.SIGKILL)
         with pytest.raises(envfleet.ChildDied, match="nursery"):
             pool.step(NO_ACTS)
@@ -90,6 +90,6 @@ def test_they_end_when_the_parent_is_killed(tmp_path):
 
 def test_they_end_with_a_worker():
     with envfleet.ClusterEnv(SpawningEnv, 1, 2, backend="process") as cluster:
-        pids = sum(cluster.call("pids"), [])
+        pids = [pid for pids in cluster.call("pids") for pid in pids]
         assert len(pids) == 6 and all(is_running(pid) for pid in pids)
     wait_until(all_gone(pids), "all have ended")

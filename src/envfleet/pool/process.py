@@ -150,6 +150,9 @@ class ProcessBackend:
         """See Backend."""
         self._finalizer()
 
+    def abandon(self) -> None:
+        """See Backend. Household sees to it."""
+
     # -- starting --
 
     def _scout(self, deadline_s: float) -> Findings:

@@ -111,6 +111,9 @@ class SerialBackend:
             with contextlib.suppress(*ENV_ERRORS):
                 episode.env.close()
 
+    def abandon(self) -> None:
+        """See Backend. The envs are copies, which do no harm."""
+
     def _on_env(self, env_id: int, function: Callable[..., Any], *args: Any) -> Any:
         try:
             return function(self._episodes[env_id].env, *args)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
@@ -142,6 +142,12 @@ class VectorBackend:
     def close(self) -> None:
         """See Backend."""
         close_vector(self._vector.env)
+
+    def abandon(self) -> None:
+        """See Backend. Or Gymnasium would close the owner's child processes when this copy is collected."""
+        for env in (self._vector.env, getattr(self._vector.env, "unwrapped", None)):
+            if isinstance(env, VectorEnv):
+                env.closed = True
 
     # -- inside --
 
