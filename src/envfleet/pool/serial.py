@@ -44,7 +44,7 @@ class SerialBackend:
                 self._obs_tree.empty(np.zeros),
                 self,
                 max_restarts=config.max_env_restarts,
-                check_obs=ObservationCheck(self._obs_tree),
+                check_obs=ObservationCheck(self._obs_tree).check,
             )
             for env_id, build in enumerate(builders)
         ]

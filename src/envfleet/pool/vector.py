@@ -48,7 +48,7 @@ class VectorBackend:
             self.close()
             raise
         self._obs_tree = SpaceTree(self.traits.observation_space)
-        self._check_obs = ObservationCheck(self._obs_tree)
+        self._observations = ObservationCheck(self._obs_tree)
         self._action_tree = SpaceTree(self.traits.action_space)
         self._env_ids = np.arange(config.num_envs, dtype=np.int32)
         self._actions: list[Any] = [None] * len(self._action_tree.leaves)
@@ -212,7 +212,7 @@ class VectorBackend:
         elif self._config.autoreset is Autoreset.SAME_STEP and "final_obs" in infos:
             infos = self._with_object_finals(infos, ended_rows)
             for row in ended_rows.tolist():
-                self._check_obs(infos["final_obs"][row])
+                self._observations.check(infos["final_obs"][row])
         self._last_obs = self._copied(obs)
         return self._batch(obs, infos)._replace(rewards=rewards, terminated=terminated, truncated=truncated)
 
@@ -266,11 +266,11 @@ class VectorBackend:
         return StepBatch(self._env_ids.copy(), obs, zeros, no, no.copy(), {}, info_columns=dict(infos))
 
     def _checked(self, rows: Rows, num_rows: int) -> Rows:
-        return self._check_obs.batch(rows[0], num_rows), rows[1]
+        return self._observations.batch(rows[0], num_rows), rows[1]
 
     def _kept(self, obs: Any, infos: dict[str, Any]) -> Rows:
         """What nobody will overwrite."""
-        obs = self._check_obs.batch(obs, self._config.num_envs)
+        obs = self._observations.batch(obs, self._config.num_envs)
         return (self._copied(obs), copied(infos)) if self._vector.reuses_arrays else (obs, infos)
 
     def _copied(self, obs: Any) -> Any:
