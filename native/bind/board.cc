@@ -65,12 +65,12 @@ class PyBoard {
   int wait_full(std::uint8_t line, double timeout_s) {
     require_line(line);
     if (const auto outcome = board_->poll_full(line)) return static_cast<int>(*outcome);
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     return static_cast<int>(board_->wait_full(line, deadline_in(timeout_s)));
   }
 
   int wait_replies(std::uint32_t child, std::uint32_t num_replies, double timeout_s) {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     return static_cast<int>(board_->wait_replies(child, num_replies, deadline_in(timeout_s)));
   }
 
@@ -86,7 +86,7 @@ class PyBoard {
     std::optional<Task> task = board_->try_next_task();
     if (!task) {
       {
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked;
         board_->wait_for_task(deadline_in(timeout_s));
       }
       task = board_->try_next_task();

@@ -46,6 +46,7 @@ bool import_numpy() {
 
 NB_MODULE(_native, m) {
   if (!envfleet::import_numpy()) throw nb::python_error();
+  nb::set_leak_warnings(false);  // a daemon thread that is at work when the process ends keeps what it uses
   nb::class_<envfleet::Lease>(m, "Lease");
 
   nb::class_<envfleet::PyBatchStore>(m, "BatchStore")

@@ -59,7 +59,7 @@ class PyNativePool {
     is_closed_ = true;
     bool all_ended;
     {
-      nb::gil_scoped_release unlocked;
+      Unlocked unlocked;
       all_ended = pool_->close(deadline_in(timeout_s));
     }
     if (!all_ended) {
@@ -151,7 +151,7 @@ class PyNativePool {
     const Deadline deadline = deadline_in(timeout_s);
     for (;;) {
       {
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked;
         if (pool_->drain(std::min(deadline, Clock::now() + kSignalSlice))) return true;
       }
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -277,7 +277,7 @@ class PyNativePool {
   }
 
   Waited wait(std::uint8_t line, Deadline deadline) {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     return pool_->recv(line, std::min(deadline, Clock::now() + kSignalSlice));
   }
 

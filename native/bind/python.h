@@ -13,11 +13,32 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <numpy/arrayobject.h>
+#include <unistd.h>
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace envfleet {
+
+/// The GIL is dropped while this lives. When the interpreter ends meanwhile, Python ends a thread that wants the GIL
+/// back by unwinding its stack, at which C++ would call std::terminate. Such a (daemon) thread waits here for the
+/// process to end instead, as threads do since Python 3.14.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) pause();
+    }
+  }
+
+ private:
+  PyThreadState* state_;
+};
 
 void bind_area_resize(nb::module_& m);
 void bind_board(nb::module_& m);

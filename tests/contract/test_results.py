@@ -29,9 +29,9 @@ def test_arrays_are_taken_as_gymnasium_takes_them(space, dtype):
         concatenate(space, [obs], create_empty_array(space, 1))
     except TypeError:
         with pytest.raises(WrongResult, match=f"dtype {space.dtype}, as its space says; got dtype {obs.dtype}"):
-            ObservationCheck(SpaceTree(space))(obs)
+            ObservationCheck(SpaceTree(space)).check(obs)
     else:
-        ObservationCheck(SpaceTree(space))(obs)
+        ObservationCheck(SpaceTree(space)).check(obs)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_arrays_are_taken_as_gymnasium_takes_them(space, dtype):
 )
 def test_python_values_are_taken(space, obs):
     tree = SpaceTree(space)
-    ObservationCheck(tree)(obs)
+    ObservationCheck(tree).check(obs)
     column = tree.empty(lambda shape, dtype: np.zeros((1, *shape), dtype))
     column[0] = obs
     assert column[0].tolist() == np.asarray(obs).tolist()
@@ -83,11 +83,11 @@ def test_python_values_are_taken(space, obs):
 )
 def test_other_values_are_refused(space, obs):
     with pytest.raises(WrongResult, match="as its space says; got"):
-        ObservationCheck(SpaceTree(space))(obs)
+        ObservationCheck(SpaceTree(space)).check(obs)
 
 
 def test_the_leaf_of_a_nested_observation_is_named():
-    check = ObservationCheck(SpaceTree(spaces.Dict({"camera": spaces.Tuple((UINT8, spaces.Text(3)))})))
+    check = ObservationCheck(SpaceTree(spaces.Dict({"camera": spaces.Tuple((UINT8, spaces.Text(3)))}))).check
     check({"camera": (np.zeros(2, np.uint8), "abc")})
     with pytest.raises(WrongResult, match=r"observation\['camera'\]\[0\] .* got dtype float64"):
         check({"camera": (np.zeros(2), "abc")})
@@ -97,13 +97,13 @@ def test_the_leaf_of_a_nested_observation_is_named():
 
 
 def test_batches_get_the_dtype_of_their_space():
-    check = ObservationCheck(SpaceTree(spaces.Dict({"a": FLOAT32, "word": spaces.Text(3)})))
-    batch = check.batch({"a": np.ones((3, 2), np.float64), "word": ("x", "y", "z")}, 3)
+    checks = ObservationCheck(SpaceTree(spaces.Dict({"a": FLOAT32, "word": spaces.Text(3)})))
+    batch = checks.batch({"a": np.ones((3, 2), np.float64), "word": ("x", "y", "z")}, 3)
     assert batch["a"].dtype == np.float32 and batch["word"] == ("x", "y", "z")
     with pytest.raises(WrongResult, match=r"shape \(3, 2\)"):
-        check.batch({"a": np.ones((2, 2)), "word": ("x", "y", "z")}, 3)
+        checks.batch({"a": np.ones((2, 2)), "word": ("x", "y", "z")}, 3)
     with pytest.raises(WrongResult, match="tuple of 3 values"):
-        check.batch({"a": np.ones((3, 2)), "word": ("x",)}, 3)
+        checks.batch({"a": np.ones((3, 2)), "word": ("x",)}, 3)
 
 
 @pytest.mark.parametrize(

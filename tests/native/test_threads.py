@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -225,7 +227,7 @@ def test_a_helper_that_hangs_does_not_hang_close(monkeypatch, caplog):
 
 
 @pytest.mark.usefixtures("always_help")
-def test_a_forked_process_can_use_and_close_the_pool():
+def test_a_forked_process_may_only_close_the_pool():
     with envfleet.make("CartPole-v1", 16, num_workers=3) as pool:
         pool.reset(seed=0)
         actions = np.zeros(16, np.int64)
@@ -235,7 +237,8 @@ def test_a_forked_process_can_use_and_close_the_pool():
         if child == 0:
             code = 1
             try:
-                pool.step(actions)
+                with pytest.raises(envfleet.PoolClosed, match="belongs to process"):
+                    pool.step(actions)
                 pool.close()
                 code = 0
             finally:
@@ -251,6 +254,31 @@ def test_a_forked_process_can_use_and_close_the_pool():
         wait_until(has_exited, "the forked process has ended")
         assert exit_codes == [0]
         pool.step(actions)
+
+
+DAEMON = """
+import sys, threading, time
+import numpy as np
+import envfleet
+pool = envfleet.make("CartPole-v1", 64, backend=sys.argv[1], num_workers=2)
+pool.reset(seed=0)
+steps = []
+def loop():
+    while True:
+        pool.step(np.zeros(64, int))
+        steps.append(1)
+threading.Thread(target=loop, daemon=True).start()
+while len(steps) < 100:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("backend", ["native", "process"])
+def test_a_program_may_end_while_a_daemon_thread_steps(backend):
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", DAEMON, backend], capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr
+        assert "nanobind" not in ended.stderr
 
 
 def test_a_pool_that_nobody_closed_leaves_nothing():

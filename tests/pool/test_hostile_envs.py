@@ -211,3 +211,22 @@ def test_an_observation_that_cannot_be_pickled_is_a_failure_of_its_env(mode):
         assert last["number"].tolist() == [1]
         pool.reset(seed=0)
         assert pool.step(np.zeros(2, int))[0]["number"].tolist() == [[1], [1]]
+
+
+def test_all_of_it_on_a_worker():
+    kwargs = {"shows": lambda: {"lock": threading.Lock(), "score": 3}}
+    with envfleet.ClusterEnv(HostileEnv, 1, 2, backend="process", env_kwargs=kwargs) as cluster:
+        infos = cluster.reset(seed=0)[1]
+        assert infos["score"].tolist() == [3, 3] and "lock" not in infos and "env_error" not in infos
+        with pytest.raises(envfleet.EnvFailed, match="KeyboardInterrupt: of its own") as caught:
+            cluster.step(np.array([0, 1]))
+        assert caught.value.env_id == 1 and caught.value.last_action == 1
+        assert "test_hostile_envs.py" in caught.value.child_traceback
+        assert cluster.recv()[3].tolist() == [False, True]
+        cluster.reset(seed=0)
+        with pytest.raises(envfleet.EnvFailed, match="closed by code that did not open it") as caught:
+            cluster.step(np.array([0, 4]))
+            cluster.step(np.array([0, 0]))
+        assert "Traceback" in caught.value.child_traceback
+        cluster.reset(seed=0)
+        assert cluster.step(np.array([0, 0]))[0][:, 0].tolist() == [1, 1]

@@ -61,9 +61,12 @@ def test_envs_that_declare_different_numbers():
 def test_a_broken_promise_is_a_failure_of_the_env(wrong):
     with envfleet.make(DeclaringEnv, 2, backend="process", env_kwargs=[{}, {"lives": wrong}]) as pool:
         pool.reset(seed=0)
-        with pytest.raises(envfleet.EnvFailed, match=f"declared 'lives' as a number of int64; got {wrong!r}"):
+        with pytest.raises(envfleet.EnvFailed, match=f"declared 'lives' as a number of int64; got {wrong!r}") as caught:
             pool.step(np.array([Act.GO_ON, Act.GO_ON]))
-        assert pool.recv()[3].tolist() == [False, True]
+        assert caught.value.last_action == Act.GO_ON
+        obs, _, _, truncated, _ = pool.recv()
+        assert truncated.tolist() == [False, True]
+        assert obs[1, 0] == np.random.default_rng(1).random(), "the observation before that step"
 
 
 def test_masks_are_arrays_of_their_own():

@@ -244,6 +244,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._require_idle(f"set {name!r}")
         self._calling.set_attr(name, values)
 
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's SyncVectorEnv has it
+        """The seed of each env's random generator."""
+        return self.get_attr("np_random_seed")
+
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers; called by close()."""
         self._finalizer()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -85,17 +85,10 @@ class ObservationCheck:
     def __init__(self, tree: SpaceTree) -> None:
         """For observations of the space `tree`."""
         self._tree = tree
-        self._one = tree.leaves[0] if tree.is_one_array else None
-        self._shape = self._one.shape if self._one else ()
-        self._dtype = self._one.dtype if self._one else None
+        # Check the observation of one env: a plain function, since it is called in every step.
+        self.check: Callable[[Any], None] = _array_check(tree.leaves[0]) if tree.is_one_array else self._check_tree
 
-    def __call__(self, obs: Any) -> None:
-        """Check the observation of one env."""
-        if self._one is not None:
-            # Nearly always true: a quick way past all other checks.
-            if not (type(obs) is np.ndarray and obs.dtype is self._dtype and obs.shape == self._shape):
-                _require_leaf(obs, self._one)
-            return
+    def _check_tree(self, obs: Any) -> None:
         for leaf, value in zip(self._tree.leaves, self._flat(obs), strict=True):
             if leaf.dtype is not None:
                 _require_leaf(value, leaf)
@@ -119,6 +112,17 @@ class ObservationCheck:
         except Exception as error:  # `obs` may be anything, and raise anything
             space = self._tree.space
             raise WrongResult(f"its observation has not the form of {space}: {error!r}") from None
+
+
+def _array_check(leaf: Leaf) -> Callable[[Any], None]:
+    array_type, dtype, shape = np.ndarray, leaf.dtype, leaf.shape
+
+    def check(obs: Any) -> None:
+        # Nearly always true: a quick way past all other checks.
+        if not (type(obs) is array_type and obs.dtype is dtype and obs.shape == shape):
+            _require_leaf(obs, leaf)
+
+    return check
 
 
 def _require_leaf(value: Any, leaf: Leaf) -> None:

@@ -107,6 +107,9 @@ class Backend(Protocol):
     def close(self) -> None:
         """Close the envs and leave nothing behind. May be called twice."""
 
+    def abandon(self) -> None:
+        """In a fork of the owner, right after it: let go of what belongs to the owner. Nothing else is called there."""
+
 
 @runtime_checkable
 class SavesStates(Protocol):

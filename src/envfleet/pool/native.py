@@ -72,6 +72,7 @@ class NativeBackend:
         self._seeds: list[int | None] = [None] * config.num_envs  # of each env's last seeded reset
         self._reset_seeds: list[int | None] = [None] * config.num_envs  # of its last reset
         self._options: dict[str, Any] | None = None  # of the last reset
+        self._restored: set[int] = set()  # envs whose generators set_state() has set: their seeds are not known
         self._held: StepBatch | None = None  # received, but the caller hears of its failures first
         self._unheard: list[Failure] = []
         self._twin_env: gymnasium.Env[Any, Any] | None = None
@@ -90,6 +91,7 @@ class NativeBackend:
                 self._seeds[env_id] = seed
             if seed is not None or self._pool.generator(env_id) is None:
                 self._pool.set_generator(env_id, np.random.PCG64(seed), seed is not None)
+                self._restored.discard(env_id)
         is_all = len(env_ids) == self._config.num_envs
         self._pool.send_reset(None if is_all else env_ids, options or {}, line)
 
@@ -131,6 +133,8 @@ class NativeBackend:
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """See Backend. The Gymnasium env of the same kind answers, given the state of each native env in turn."""
+        if name in ("np_random", "np_random_seed"):
+            return [self._random(env_id, name) for env_id in env_ids]
         twin, spec = self._choice.twin, self._choice.gymnasium_spec
         if twin is None or spec is None:
             raise UsageError(f"{self._choice.name} is written in C++ alone: it has no Python side that knows {name!r}")
@@ -193,6 +197,7 @@ class NativeBackend:
             generator = np.random.PCG64()
             generator.state = state.generator  # type: ignore[assignment]
             self._pool.set_generator(env_id, generator, False)
+            self._restored.add(env_id)
 
     def close(self) -> None:
         """See Backend."""
@@ -203,7 +208,20 @@ class NativeBackend:
             self._twin_env.close()
             self._twin_env = None
 
+    def abandon(self) -> None:
+        """See Backend. C++ knows of forks."""
+
     # -- inside --
+
+    def _random(self, env_id: int, name: str) -> Any:
+        """An env's generator, or its seed, as gymnasium.Env has them."""
+        generator = self._pool.generator(env_id)
+        if generator is None:
+            generator = np.random.PCG64()
+            self._pool.set_generator(env_id, generator, False)
+        if name == "np_random":
+            return np.random.Generator(generator)
+        return -1 if env_id in self._restored else generator.seed_seq.entropy
 
     def _stores(self) -> list[_native.BatchStore]:
         obs: list[Column] = [(leaf.dtype, leaf.shape) for leaf in self._obs_tree.leaves if leaf.dtype is not None]

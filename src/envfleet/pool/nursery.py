@@ -3,6 +3,10 @@
 It is a fresh interpreter without threads, so forking is safe whatever the user's process does; a child
 costs milliseconds instead of the start of an interpreter. The nursery ends when the pool's process does:
 the connection between them is closed by the kernel. Children end with the nursery (PR_SET_PDEATHSIG).
+
+Processes that an env started end with its child. The kernel gives them to the nursery when their parent, the child, has
+ended (PR_SET_CHILD_SUBREAPER), whatever session or process group they have made for themselves; then they are killed.
+If the nursery itself was killed, the parent finds them by a variable of their environment.
 """
 
 from __future__ import annotations
@@ -11,13 +15,14 @@ import contextlib
 import json
 import mmap
 import os
+import secrets
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -26,6 +31,7 @@ import numpy as np
 from envfleet import _native
 
 KILL_WAIT_S = 5.0  # until killed processes are gone
+MARK = "ENVFLEET_NURSERY"  # in the environment of all processes below a nursery: which one it is
 
 
 class Spawn(NamedTuple):
@@ -80,6 +86,7 @@ class Nursery:
             environment = dict(os.environ)
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
                 environment.setdefault(name, "1")  # children share the cores already
+            environment[MARK] = self._mark = secrets.token_hex(16)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -117,6 +124,8 @@ class Nursery:
             self._process.kill()
             self._process.wait(KILL_WAIT_S)
         self._connection.close()
+        if self._process.returncode:  # it was killed, and could not do this itself
+            _signal(_marked_pids(self._mark), signal.SIGKILL)
 
     def abandon(self) -> None:
         """In a fork of the parent: let go of the connection, or the nursery would outlive the real parent."""
@@ -126,6 +135,7 @@ class Nursery:
 
 def main(connection_fd: int) -> None:
     """The nursery process."""
+    _native.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
@@ -144,6 +154,7 @@ class _Keeper:
         self._private_fds = (connection.fileno(), wake_read, wake_write)
         self._children: dict[int, int] = {}  # pid -> child id
         self._board: _native.Board | None = None
+        self._has_orphans = False
 
     def serve(self) -> None:
         """Until the parent says so or is gone, which the kernel tells by closing the connection."""
@@ -157,16 +168,19 @@ class _Keeper:
                 if self._wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
-                for exited in _reap(self._children):
+                exits = _reap(self._children)
+                for exited in exits:
                     if self._board is not None:
                         self._board.report_exit(exited.child, exited.status)
+                if exits or self._has_orphans:  # their deaths wake us for those below them
+                    self._has_orphans = _end_orphans(self._children)
                 if self._connection.fileno() in ready:
                     is_open = self._obey(self._connection.recv())
         except (EOFError, ConnectionResetError, BrokenPipeError):
             pass
         finally:
             _signal(list(self._children), signal.SIGKILL)
-            _reap_all(self._children, KILL_WAIT_S)
+            _wait(lambda: self._reap_all() and not _end_orphans(self._children), KILL_WAIT_S)
 
     def _obey(self, message: Spawn | WatchBoard | Signal | Close) -> bool:
         if isinstance(message, Spawn):
@@ -176,9 +190,13 @@ class _Keeper:
         elif isinstance(message, Signal):
             _signal([pid for pid, child in self._children.items() if child == message.child], message.signum)
         else:
-            _reap_all(self._children, message.grace_s)
+            _wait(self._reap_all, message.grace_s)
             return False
         return True
+
+    def _reap_all(self) -> bool:
+        _reap(self._children)
+        return not self._children
 
 
 def _fork(message: Spawn, private_fds: tuple[int, ...]) -> int:
@@ -189,6 +207,7 @@ def _fork(message: Spawn, private_fds: tuple[int, ...]) -> int:
     status = 70
     try:
         _native.die_with_parent(nursery_pid)
+        _native.adopt_orphans()  # a daemon that an env has started lives as long as this process, and no longer
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in private_fds:
@@ -216,15 +235,41 @@ def _reap(children: dict[int, int]) -> list[Exited]:
     return exits
 
 
-def _reap_all(children: dict[int, int], timeout_s: float) -> None:
+def _end_orphans(children: dict[int, int]) -> bool:
+    """Kill processes below a child that has ended, which the kernel has given to this one. Are there more to come?"""
+    me = os.getpid()
+    orphans = [pid for pid, stat in _processes("stat") if _parent_in(stat) == me and pid not in children]
+    _signal(orphans, signal.SIGKILL)
+    for pid in orphans:
+        os.waitpid(pid, os.WNOHANG)
+    return bool(orphans)
+
+
+def _parent_in(stat: bytes) -> int:
+    return int(stat.rpartition(b")")[2].split()[1])  # behind the name, which may hold anything
+
+
+def _marked_pids(mark: str) -> list[int]:
+    entry = f"{MARK}={mark}".encode()
+    return [pid for pid, environ in _processes("environ") if entry in environ.split(b"\0")]
+
+
+def _processes(file_name: str) -> Iterator[tuple[int, bytes]]:
+    """What a file of /proc says of each process that may be looked at."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/{file_name}", "rb") as file:
+                yield int(name), file.read()
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
-    while children and time.monotonic() < deadline_s:
-        if not _reap(children):
-            time.sleep(0.001)
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.001)
 
 
 def _signal(pids: list[int], signum: int) -> None:
-    # Each is an unreaped child of this process, so its pid cannot belong to anybody else.
+    # Nearly all are unreaped children of this process, so that their pids cannot belong to anybody else.
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -33,7 +35,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     `recv()` returns the first `batch_size` envs that finished, and `info["env_id"]` says which.
 
     Returned arrays are leases: they are never overwritten while anybody refers to them, and their memory is
-    reused when the last reference is gone. A pool is for one thread at a time.
+    reused when the last reference is gone. A pool is for one thread at a time, and for the process that made it: in a
+    fork every call but close() raises PoolClosed.
     """
 
     def __init__(self, backend: Backend, config: PoolConfig, seed: int | None = None) -> None:
@@ -43,6 +46,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._config = config
         self._actions = SpaceTree(traits.action_space)
         self._obs = SpaceTree(traits.observation_space)
+        self._owner_pid = os.getpid()
         self._first_seed = seed
         self._was_reset = False
         self._line = config.line  # of what is in flight: a reset() that timed out has rows for all envs to come
@@ -58,6 +62,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self.single_action_space = traits.action_space
         self.observation_space = self._batched_observation_space()
         self.action_space = batch_space(traits.action_space, config.num_envs)
+        _pools.add(self)
 
     # -- Gymnasium's vector API --
 
@@ -158,13 +163,25 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         if not backend.switch_autoreset(mode):
             return False
         self._config = replace(self._config, autoreset=mode)
-        self.metadata = {**self.metadata, "autoreset_mode": AutoresetMode(mode.value)}
+        self.autoreset_mode = AutoresetMode(mode.value)
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         return True
 
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's SyncVectorEnv has it
+        """The seed of each env's random generator; -1 where it is not known."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # likewise
+        """The random generator of each env; of envs in other processes, a copy."""
+        return self.get_attr("np_random")
+
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the envs; called by close()."""
+        """Close the envs; called by close(). In a fork of the owner: nothing, they are not its own."""
         self._step_at_once = None
-        self._backend.close()
+        if os.getpid() == self._owner_pid:
+            self._backend.close()
 
     # -- asynchronously --
 
@@ -292,10 +309,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:
             seed, self._first_seed = self._first_seed, None
-        seeds = seeds_of(seed, self.num_envs)
-        if isinstance(seed, int | np.integer):
-            super().reset(seed=int(seed))  # for np_random
-        return seeds
+        return seeds_of(seed, self.num_envs)
 
     def _env_ids(self, env_id: ArrayLike) -> IntArray:
         ids = np.asarray(env_id)
@@ -329,3 +343,22 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _require_open(self) -> None:
         if self.closed:
             raise PoolClosed("this pool was closed; make() another one")
+        if os.getpid() != self._owner_pid:
+            raise PoolClosed(f"this pool belongs to process {self._owner_pid}; a fork of it must make its own")
+
+    def _abandon(self) -> None:
+        """In a fork of the owner: have all calls look whose pool it is, also those that are quick otherwise."""
+        self._step_at_once = None
+        self._was_reset = False
+        self._backend.abandon()
+
+
+_pools: weakref.WeakSet[EnvPool] = weakref.WeakSet()
+
+
+def _abandon_in_fork() -> None:
+    for pool in _pools:
+        pool._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_fork)

@@ -165,6 +165,9 @@ class ProcessBackend:
         """See Backend."""
         self._finalizer()
 
+    def abandon(self) -> None:
+        """See Backend. Household sees to it."""
+
     # -- starting --
 
     def _choose_shape(self) -> PoolShape:

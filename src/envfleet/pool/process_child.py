@@ -161,7 +161,7 @@ class ChildProcess:
         self.board = self._arrays.board
         self.board.start_child(child)
         self._episodes: dict[int, GuardedEpisode] = {}
-        check_obs = ObservationCheck(obs_tree)
+        check_obs = ObservationCheck(obs_tree).check
         for env_id, build in enumerate(builds, start.first_env):
             try:
                 episode = GuardedEpisode(

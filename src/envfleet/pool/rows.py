@@ -37,6 +37,7 @@ class RowWriter:
         self._info_columns = info_columns
         self._num_leaves = len(tree.array_leaves)
         self._one_array = tree.is_one_array
+        self._is_plain = tree.is_one_array and not info_columns.layout
 
     def extras(self, episode: GuardedEpisode, transition: Transition) -> Extras | None:
         """What the row will have besides arrays."""
@@ -59,7 +60,10 @@ class RowWriter:
     ) -> Transition:
         """Write the arrays. Returns the transition that was written: another one if this one cannot be."""
         try:
-            self._write_both(transition, columns, final_columns, row)
+            if self._is_plain and not transition.has_final:  # nearly always
+                columns[0][row] = transition.obs
+            else:
+                self._write_both(transition, columns, final_columns, row)
         except Exception as error:  # rare: observations were checked already, declared infos were not
             transition = episode.refuse(error)
             try:

@@ -44,7 +44,7 @@ class SerialBackend:
                 self._obs_tree.empty(np.zeros),
                 self,
                 max_restarts=config.max_env_restarts,
-                check_obs=ObservationCheck(self._obs_tree),
+                check_obs=ObservationCheck(self._obs_tree).check,
             )
             for env_id, build in enumerate(builders)
         ]
@@ -116,6 +116,9 @@ class SerialBackend:
         for episode in episodes:
             with contextlib.suppress(*ENV_ERRORS):
                 episode.env.close()
+
+    def abandon(self) -> None:
+        """See Backend. The envs are copies, which do no harm."""
 
     def _on_env(self, env_id: int, function: Callable[..., Any], *args: Any) -> Any:
         try:

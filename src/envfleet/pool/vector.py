@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
@@ -46,7 +46,7 @@ class VectorBackend:
             self.close()
             raise
         self._obs_tree = SpaceTree(self.traits.observation_space)
-        self._check_obs = ObservationCheck(self._obs_tree)
+        self._observations = ObservationCheck(self._obs_tree)
         self._action_tree = SpaceTree(self.traits.action_space)
         self._env_ids = np.arange(config.num_envs, dtype=np.int32)
         self._actions: list[Any] = [None] * len(self._action_tree.leaves)
@@ -144,6 +144,12 @@ class VectorBackend:
         """See Backend."""
         close_vector(self._vector.env)
 
+    def abandon(self) -> None:
+        """See Backend. Or Gymnasium would close the owner's child processes when this copy is collected."""
+        for env in (self._vector.env, getattr(self._vector.env, "unwrapped", None)):
+            if isinstance(env, VectorEnv):
+                env.closed = True
+
     # -- inside --
 
     def _choose_rule(self, vector: Vectorized) -> bool:
@@ -205,7 +211,7 @@ class VectorBackend:
         elif self._config.autoreset is Autoreset.SAME_STEP and "final_obs" in infos:
             infos = self._with_object_finals(infos, ended_rows)
             for row in ended_rows.tolist():
-                self._check_obs(infos["final_obs"][row])
+                self._observations.check(infos["final_obs"][row])
         self._last_obs = self._copied(obs)
         return self._batch(obs, infos)._replace(rewards=rewards, terminated=terminated, truncated=truncated)
 
@@ -267,11 +273,11 @@ class VectorBackend:
         return StepBatch(self._env_ids.copy(), obs, zeros, no, no.copy(), {}, info_columns=dict(infos))
 
     def _checked(self, rows: Rows, num_rows: int) -> Rows:
-        return self._check_obs.batch(rows[0], num_rows), rows[1]
+        return self._observations.batch(rows[0], num_rows), rows[1]
 
     def _kept(self, obs: Any, infos: dict[str, Any]) -> Rows:
         """What nobody will overwrite."""
-        obs = self._check_obs.batch(obs, self._config.num_envs)
+        obs = self._observations.batch(obs, self._config.num_envs)
         return (self._copied(obs), copied(infos)) if self._vector.reuses_arrays else (obs, infos)
 
     def _copied(self, obs: Any) -> Any:

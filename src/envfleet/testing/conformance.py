@@ -66,7 +66,8 @@ def is_a_vector_env(make: Make, mode: Autoreset) -> None:
         assert pool.metadata["autoreset_mode"] is AutoresetMode(mode.value)
         obs, _ = pool.reset(seed=5)
         assert pool.observation_space.contains(obs)
-        assert pool.np_random_seed == 5
+        seeds: Any = pool.np_random_seed
+        assert seeds == (5, 6, 7)
         assert not pool.closed
 
 
