@@ -92,6 +92,13 @@ class PyNativePool {
     pool_->send_all(ops, line);
   }
 
+  /// The rows of `env_ids` repeat their observation: the batch is for the other envs.
+  void send_repeat(nb::handle env_ids, std::uint8_t line) {
+    require_line(line);
+    const auto [ids, num_ids] = env_vector(env_ids);
+    pool_->send(ids, num_ids, Op::kRepeat, line);
+  }
+
   /// Step all envs, or `env_ids`. `leaves` have the right dtype and shape. Returns (leaf, row) of the first value that
   /// the action space does not have, and then sends nothing.
   nb::object send(nb::handle env_ids, nb::list leaves, std::uint8_t line) {
@@ -344,6 +351,7 @@ void bind_native_pool(nb::module_& m) {
       .def("step", &PyNativePool::step)
       .def("send", &PyNativePool::send, "env_ids"_a.none(), "leaves"_a, "line"_a)
       .def("send_reset", &PyNativePool::send_reset, "env_ids"_a.none(), "options"_a, "line"_a)
+      .def("send_repeat", &PyNativePool::send_repeat, "env_ids"_a, "line"_a)
       .def("recv", &PyNativePool::recv, "line"_a, "timeout_s"_a)
       .def("drain", &PyNativePool::drain, "timeout_s"_a)
       .def("close", &PyNativePool::close, "timeout_s"_a)

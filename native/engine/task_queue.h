@@ -13,7 +13,7 @@ namespace envfleet {
 enum class Op : std::uint8_t {
   kStep = 0,     // step the env with its action
   kReset = 1,    // reset the env with its seed, if it has one
-  kRepeat = 2,   // write the env's last observation again: the env is not part of a partial reset
+  kRepeat = 2,   // write the env's last observation again: the env is not part of a partial reset or step
   kRequest = 3,  // a request lies in this child's part of the object lane
   kStop = 4,     // close the envs and leave
 };

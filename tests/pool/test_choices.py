@@ -320,10 +320,10 @@ def test_spaces_of_the_users_own(backend):
 
 
 @pytest.mark.parametrize("backend", ["native", "process", "serial"])
-def test_a_step_of_too_few_envs_is_refused(backend):
-    with envfleet.make("CartPole-v1", 3, backend=backend) as pool:
+def test_a_step_of_too_few_envs_is_refused_by_an_asynchronous_pool(backend):
+    with envfleet.make("CartPole-v1", 3, backend=backend, batch_size=2) as pool:
         obs, _ = pool.reset(seed=0)
-        with pytest.raises(envfleet.NothingToReceive, match="a batch has 3 rows, but only 1 envs are in flight"):
+        with pytest.raises(envfleet.NothingToReceive, match="a batch has 2 rows, but only 1 envs are in flight"):
             pool.step(np.array([1]), [0])
         assert (pool.reset(seed=0)[0] == obs).all()
-        assert pool.step(np.array([1, 1, 1]), [2, 1, 0])[1].tolist() == [1, 1, 1]
+        assert pool.step(np.array([1, 1, 1]), [2, 1, 0])[1].tolist() == [1, 1]

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from envfleet.cluster.messages import Call, SetAttr, ValuesReady
 from envfleet.cluster.orders import Expected
 from envfleet.cluster.run import Run
+from envfleet.cluster.stepping import workers_of
 from envfleet.cluster.values_wire import to_plain
 from envfleet.contract.errors import EnvBusy
 from envfleet.pool.arguments import values_for
 
+Array = np.ndarray[Any, Any]
 MakeOrder = Callable[[int, int], Any]  # (order, accepted) -> message
 
 
@@ -41,22 +45,26 @@ class Calling:
         values = self._ask({worker: message_for(its_rows) for worker, its_rows in rows.items()}, f"call {name!r}")
         return tuple(values[env_id // num_each][env_id % num_each] for env_id in env_ids)
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each env: a list or tuple has a value for each, anything else is for all."""
-        num_each = self._run.num_envs_per_worker
-        num_envs = self._run.num_workers * num_each
-        is_for_all = not isinstance(values, list | tuple)
-        each = values_for(values, num_envs)
-        plain = [to_plain(each[first : first + num_each], "values") for first in range(0, num_envs, num_each)]
+    def set_attr(self, name: str, values: Any, env_ids: Array | None = None) -> None:
+        """Set an attribute of each env, or of `env_ids`: all envs of some workers. See EnvPool.set_attr()."""
+        num_workers, num_each = self._run.num_workers, self._run.num_envs_per_worker
+        chosen = np.arange(num_workers * num_each) if env_ids is None else env_ids
+        rows = workers_of(chosen, num_workers, num_each)
+        each = values_for(values, len(chosen))
+        plain = {
+            worker: to_plain([each[row] for row in its_rows.tolist()], "values") for worker, its_rows in rows.items()
+        }
 
         def message_with(its_values: Any) -> MakeOrder:
             return lambda order, accepted: SetAttr(order=order, accepted=accepted, name=name, values=its_values)
 
-        self._ask({worker: message_with(its_values) for worker, its_values in enumerate(plain)}, f"set {name!r}")
-        for desk, its_values in zip(self._run.head.desks, plain, strict=True):
-            desk.attributes[name] = its_values
+        self._ask({worker: message_with(its_values) for worker, its_values in plain.items()}, f"set {name!r}")
+        for worker, its_values in plain.items():
+            self._run.head.desks[worker].attributes[name] = its_values
+        if env_ids is not None:
+            return
         self.attributes.pop(name, None)
-        if is_for_all:
+        if not isinstance(values, list | tuple):
             self.attributes[name] = plain[0]
 
     def _ask(self, messages: Mapping[int, MakeOrder], what: str) -> dict[int, list[Any]]:

@@ -207,17 +207,29 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         obs, _, _, _, info = self._stepping.recv(self.num_workers, self._timeout_s)
         return obs, info
 
-    def step(self, actions: Any) -> StepResult:
-        """Send one action to each env, and receive a batch.
+    def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
+        """Send one action to each env, or to those in `env_id`, and receive a batch.
 
         If `actions` is a policy, it chooses them on the workers, one step's: `info` has "actions", "log_probs" and what
         else the policy gave. Envs reset in the same step then.
+
+        Args:
+            actions: A row for each env, or for each of `env_id`; or a policy.
+            env_id: All envs of some workers, in any order. A synchronous cluster steps only these, and returns a row
+                for each of them, in that order; `info["env_id"]` has the indices.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos, as Gymnasium's vector envs return them.
         """
         if is_policy_like(actions):
+            if env_id is not None:
+                raise UsageError("a policy acts for all envs: step(agent) takes no env_id")
             return self._collecting.as_step(self.rollout(actions, 1))
-        self.send(actions)
-        result = self._stepping.recv(self.batch_size // self.num_envs_per_worker, self._timeout_s)
-        if self.batch_size < self.num_envs:
+        if env_id is not None and not self.closed:
+            self._require_batch(len(self._stepping.in_flight) + np.size(env_id) // self.num_envs_per_worker)
+        self.send(actions, env_id)
+        result = self._stepping.recv(self._num_batch_workers(), self._timeout_s)
+        if env_id is not None or self.batch_size < self.num_envs:
             result[4]["env_id"] = self._stepping.last_env_ids
         return result
 
@@ -239,10 +251,16 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """Get an attribute of each env."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each env: a list or tuple has a value for each, anything else is for all."""
+    def set_attr(self, name: str, values: Any, env_ids: ArrayLike | None = None) -> None:
+        """Set an attribute of each env, or of those in `env_ids`.
+
+        Args:
+            name: Name of the attribute.
+            values: A list or tuple has a value for each of these envs; anything else is for all of them.
+            env_ids: All envs of some workers, in any order; None: all.
+        """
         self._require_idle(f"set {name!r}")
-        self._calling.set_attr(name, values)
+        self._calling.set_attr(name, values, None if env_ids is None else np.asarray(env_ids))
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's SyncVectorEnv has it
@@ -269,22 +287,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         Nothing is sent if anything is wrong with the arguments.
         """
         self._require_open()
-        self._stepping.send(actions, None if env_id is None else np.asarray(env_id))
+        env_ids = None if env_id is None else np.asarray(env_id)
+        self._stepping.send(actions, env_ids, keeps_order=self.batch_size == self.num_envs)
 
     def recv(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
 
+        A synchronous cluster returns the envs that were sent, in the order in which they were sent.
         After ClusterTimeout or EnvFailed nothing is lost: call it again for the same batch.
         """
         self._require_open()
-        stepping, num_workers = self._stepping, self.batch_size // self.num_envs_per_worker
-        num_in_flight = len(stepping.in_flight)
-        if num_in_flight < num_workers and not (stepping.has_results_to_come and not num_in_flight):
-            raise NothingToReceive(
-                f"a batch has {self.batch_size} rows, but only {num_in_flight * self.num_envs_per_worker} "
-                f"envs are in flight: send() more"
-            )
-        result = stepping.recv(num_workers, self._timeout_s if timeout_s is None else timeout_s)
+        stepping = self._stepping
+        if not stepping.has_results_to_come:
+            raise NothingToReceive("no env is in flight: send() actions first")
+        if stepping.in_flight:  # else a batch has come, and an error was raised for it
+            self._require_batch(len(stepping.in_flight))
+        result = stepping.recv(self._num_batch_workers(), self._timeout_s if timeout_s is None else timeout_s)
         result[4]["env_id"] = stepping.last_env_ids
         return result
 
@@ -373,6 +391,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 f"{num_envs}; got {given}"
             )
         return size
+
+    def _require_batch(self, num_in_flight: int) -> None:
+        if self.batch_size < self.num_envs and num_in_flight < self._num_batch_workers():
+            num_envs = num_in_flight * self.num_envs_per_worker
+            raise NothingToReceive(
+                f"a batch has {self.batch_size} rows, but only {num_envs} envs are in flight: send() more"
+            )
+
+    def _num_batch_workers(self) -> int:
+        """Of the next batch: all that were sent, or in an asynchronous cluster the first `batch_size` rows."""
+        if self.batch_size == self.num_envs:
+            return len(self._stepping.in_flight)
+        return self.batch_size // self.num_envs_per_worker
 
     def _set_spaces(self) -> None:
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium
@@ -26,6 +26,13 @@ from envfleet.pool.registrations import Registrations, is_gymnasiums_own, portab
 from envfleet.pool.vector_choice import is_envpool_task
 
 Env = EnvLike | Sequence[Callable[..., Any]]
+
+
+class _Given(NamedTuple):
+    """What the user gave, by the names of the arguments."""
+
+    env: Any
+    env_kwargs: Any
 
 
 def pool_plans(template: PoolPlan, env: Env, env_kwargs: EnvKwargs, num_workers: int) -> tuple[PoolPlan, ...]:
@@ -77,7 +84,7 @@ def env_pickles(env: Env, plans: Sequence[PoolPlan], env_kwargs: EnvKwargs) -> t
         try:
             pickles.append(cloudpickle.dumps((its_env, kwargs, registrations)))
         except Exception as error:
-            part = unpicklable_part({"env": its_env, "env_kwargs": kwargs}, "env")
+            part = unpicklable_part(_Given(its_env, kwargs), "env")
             raise UsageError(
                 f"{part} cannot be pickled for the workers: {type(error).__name__}: {error}. Make what is bound to "
                 "this process (a lock, an open file, a connection) inside the env"

@@ -13,6 +13,7 @@ from envfleet.cluster.orders import Expected
 from envfleet.cluster.rollouts import RolloutForm, Rows
 from envfleet.cluster.run import Run
 from envfleet.contract.errors import EnvBusy, NotReset, UsageError
+from envfleet.pool.batch_rows import rows_of_result
 
 Array = np.ndarray[Any, Any]
 StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -31,7 +32,8 @@ class Stepping:
         self.in_flight: set[int] = set()  # workers
         self._autoreset = ""
         self.was_reset = False
-        self.last_workers: list[int] = []  # of the batch that was returned last
+        self.last_env_ids: Array = np.empty(0, np.int32)  # of each row of the batch that was returned last
+        self._sent: list[Array] = []  # envs of the next batch in the order sent, if that is the order of its rows
 
     @property
     def _num_envs(self) -> int:
@@ -45,6 +47,7 @@ class Stepping:
     def drop(self) -> None:
         """See Activity."""
         self.in_flight.clear()
+        self._sent = []
         self._held = None
         self.was_reset = False
 
@@ -70,8 +73,11 @@ class Stepping:
         self._issue(orders)
         self.was_reset = True
 
-    def send(self, actions: Any, env_ids: Array | None) -> None:
-        """Begin one step of all envs, or of those in `env_ids`: all envs of some workers."""
+    def send(self, actions: Any, env_ids: Array | None, keeps_order: bool) -> None:
+        """Begin one step of all envs, or of those in `env_ids`: all envs of some workers.
+
+        With `keeps_order` the next batch has a row for each env that was sent, in the order sent.
+        """
         if not self.was_reset:
             raise NotReset("call reset() or async_reset() before the first step() or send()")
         if self._held is not None:
@@ -80,7 +86,7 @@ class Stepping:
         if env_ids is None:
             rows = {worker: self.rows_of(worker) for worker in range(self._run.num_workers)}
         else:
-            rows = self._workers_of(env_ids)
+            rows = workers_of(env_ids, self._run.num_workers, self._run.num_envs_per_worker)
         busy = sorted(self.in_flight & rows.keys())
         if busy:
             raise EnvBusy(f"the envs of workers {busy} have results to come: receive them before sending again")
@@ -98,6 +104,8 @@ class Stepping:
             for worker, its_rows in rows.items()
         }
         self._issue(orders)
+        if env_ids is not None and keeps_order:
+            self._sent.append(env_ids.astype(np.int32))
 
     def _issue(self, orders: dict[int, Any]) -> None:
         try:
@@ -108,25 +116,27 @@ class Stepping:
             raise
 
     def recv(self, num_workers: int, timeout_s: float) -> StepResult:
-        """The rows of the `num_workers` workers that are ready first, in env order."""
+        """The rows of the `num_workers` workers that are ready first, in env order, or in the order sent."""
         if self._held is None:
             self._run.wait_for_some(self.in_flight, num_workers, timeout_s)
-            self.last_workers = sorted(self._run.first_ready(self.in_flight)[:num_workers])
-            self.in_flight.difference_update(self.last_workers)
-            self._held = self._run.take(self.last_workers)
+            workers = sorted(self._run.first_ready(self.in_flight)[:num_workers])
+            self.in_flight.difference_update(workers)
+            self._held = self._run.take(workers)
+            env_ids = np.arange(self._num_envs, dtype=np.int32)
+            self.last_env_ids = np.concatenate([env_ids[self.rows_of(worker)] for worker in workers])
             if self._held.is_incomplete:
                 held = self._held
                 self._run.begin(None)
                 held.take()
         answers = self._held.take()
         self._held = None
-        return self._form.join_rows([each.result for each in answers if isinstance(each.result, Rows)])
-
-    @property
-    def last_env_ids(self) -> Array:
-        """Which env each row of the batch that was returned last belongs to."""
-        env_ids = np.arange(self._num_envs, dtype=np.int32)
-        return np.concatenate([env_ids[self.rows_of(worker)] for worker in self.last_workers])
+        result = self._form.join_rows([each.result for each in answers if isinstance(each.result, Rows)])
+        if not self._sent:
+            return result
+        sent, self._sent = np.concatenate(self._sent), []
+        rows = np.searchsorted(self.last_env_ids, sent)
+        self.last_env_ids = sent
+        return rows_of_result(self._form.obs, result, rows)
 
     def _step_order(self, order: int, accepted: int) -> Step:
         return Step(order=order, accepted=accepted, autoreset=self._autoreset)
@@ -135,26 +145,28 @@ class Stepping:
         """The envs of a worker."""
         return slice(worker * self._run.num_envs_per_worker, (worker + 1) * self._run.num_envs_per_worker)
 
-    def _workers_of(self, env_ids: Array) -> dict[int, Array]:
-        """Which rows of the caller's arrays are for which worker."""
-        if env_ids.ndim != 1 or env_ids.dtype.kind not in "iu" or not len(env_ids):
-            got = f"shape {env_ids.shape}, dtype {env_ids.dtype}"
-            raise UsageError(f"env_id must be a vector of env indices; got {got}")
-        if env_ids.min() < 0 or env_ids.max() >= self._num_envs:
-            raise UsageError(f"env_id must be between 0 and {self._num_envs - 1}; got {env_ids.tolist()}")
-        workers = env_ids // self._run.num_envs_per_worker
-        order = np.argsort(env_ids, kind="stable")
-        rows: dict[int, Array] = {}
-        for worker in np.unique(workers).tolist():
-            its_rows = order[workers[order] == worker]
-            its_envs = np.arange(self._num_envs)[self.rows_of(worker)]
-            if not np.array_equal(env_ids[its_rows], its_envs):
-                raise UsageError(
-                    f"env_id must name all envs of a worker, each once: envs {its_envs[0]} to {its_envs[-1]} of "
-                    f"worker {worker}; got {env_ids[its_rows].tolist()}"
-                )
-            rows[worker] = its_rows
-        return rows
+
+def workers_of(env_ids: Array, num_workers: int, num_envs_per_worker: int) -> dict[int, Array]:
+    """Which rows of the caller's arrays are for which worker. Envs of one worker are chosen together."""
+    num_envs = num_workers * num_envs_per_worker
+    if env_ids.ndim != 1 or env_ids.dtype.kind not in "iu" or not len(env_ids):
+        got = f"shape {env_ids.shape}, dtype {env_ids.dtype}"
+        raise UsageError(f"env_id must be a vector of env indices; got {got}")
+    if env_ids.min() < 0 or env_ids.max() >= num_envs:
+        raise UsageError(f"env_id must be between 0 and {num_envs - 1}; got {env_ids.tolist()}")
+    workers = env_ids // num_envs_per_worker
+    order = np.argsort(env_ids, kind="stable")
+    rows: dict[int, Array] = {}
+    for worker in np.unique(workers).tolist():
+        its_rows = order[workers[order] == worker]
+        its_envs = np.arange(num_envs)[worker * num_envs_per_worker :][:num_envs_per_worker]
+        if not np.array_equal(env_ids[its_rows], its_envs):
+            raise UsageError(
+                f"env_id must name all envs of a worker, each once: envs {its_envs[0]} to {its_envs[-1]} of "
+                f"worker {worker}; got {env_ids[its_rows].tolist()}"
+            )
+        rows[worker] = its_rows
+    return rows
 
 
 def _reset_order(

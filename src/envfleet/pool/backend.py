@@ -81,6 +81,7 @@ class Backend(Protocol):
     """Runs envs. The caller has checked all arguments, and sends only to envs that are not in flight."""
 
     traits: EnvTraits
+    steps_some: bool  # can it step some envs while the others stand still?
 
     @property
     def step_at_once(self) -> StepAtOnce | None:
@@ -91,6 +92,9 @@ class Backend(Protocol):
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
         """Start stepping `env_ids`; None: all."""
+
+    def repeat(self, env_ids: IntArray) -> None:
+        """On the full line: `env_ids` repeat their last observation, so that a batch for the others is complete."""
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """Wait for a batch. Raises PoolTimeout, or EnvFailed once for each failed env, and loses nothing."""

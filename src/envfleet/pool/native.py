@@ -40,6 +40,8 @@ _BUSINESS_OF_THE_POOL = ("reset", "step", "close")
 class NativeBackend:
     """A NativePool, and what Python has to add: spaces, seeds, failures, and Gymnasium's renderer."""
 
+    steps_some = True
+
     def __init__(self, choice: NativeChoice, config: PoolConfig) -> None:
         """Build the envs."""
         model = choice.model
@@ -105,6 +107,10 @@ class NativeBackend:
         if wrong is not None:
             leaf, row = wrong
             self._action_tree.refuse_value(leaf, row, leaves[leaf][row], "actions")
+
+    def repeat(self, env_ids: IntArray) -> None:
+        """See Backend."""
+        self._pool.send_repeat(env_ids, Line.FULL)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend. A step that the calling thread itself has begun cannot be cut off."""

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from envfleet import _native
 from envfleet.contract.batch import StepBatch
@@ -23,16 +23,16 @@ from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
 from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
+from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.infos import join_infos, object_column
-
-StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
 class EnvPool(VectorEnv[Any, Any, Any]):
     """N envs on this machine, behind Gymnasium's vector API.
 
     `step(actions)` is `send(actions)` and `recv()`. With `batch_size < num_envs` the pool is asynchronous:
-    `recv()` returns the first `batch_size` envs that finished, and `info["env_id"]` says which.
+    `recv()` returns the first `batch_size` envs that finished, and `info["env_id"]` says which. Otherwise it is
+    synchronous: `recv()` returns all envs that were sent, in the order in which they were sent.
 
     Returned arrays are leases: they are never overwritten while anybody refers to them, and their memory is
     reused when the last reference is gone. A pool is for one thread at a time, and for the process that made it: in a
@@ -51,6 +51,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._was_reset = False
         self._line = config.line  # of what is in flight: a reset() that timed out has rows for all envs to come
         self._flight = _native.Flight(config.num_envs)
+        self._sent: list[IntArray] = []  # synchronous pools: what was sent since the last batch, if not all at once
         self._step_at_once: StepAtOnce | None = None  # set while the pool was reset and nothing is in flight
         self.num_envs = config.num_envs
         self.batch_size = config.rows
@@ -93,9 +94,16 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return batch.obs, self._infos(batch)
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
-        """Send one action to each env (or to `env_id`), and receive a batch.
+        """Send one action to each env, or to those in `env_id`, and receive a batch.
 
-        Nothing is sent if there would not be enough envs at work for a batch.
+        Args:
+            actions: A row for each env, or for each of `env_id`.
+            env_id: Indices of some envs, in any order. A synchronous pool steps only these, and returns a row for each
+                of them, in that order; `info["env_id"]` has the indices. In an asynchronous pool nothing is sent if
+                there would not be enough envs at work for a batch.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos, as Gymnasium's vector envs return them.
         """
         if self._step_at_once is not None and env_id is None:
             result: Any = self._step_at_once(actions)
@@ -109,11 +117,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             if env_id is not None and self._was_reset:
                 self._require_batch(self._flight.num_in_flight + int(np.size(env_id)))
             self.send(actions, env_id)
-        batch = self._recv(self._config.timeout_s)
-        infos = self._infos(batch)
-        if self._config.line is Line.FIRST_READY:
-            infos["env_id"] = batch.env_ids
-        return batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
+        has_env_ids = self._config.line is Line.FIRST_READY or bool(self._sent)
+        return self._result(self._config.timeout_s, has_env_ids=has_env_ids)
 
     def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
         """The rendered frames of all envs, or of those in `env_ids`, in that order."""
@@ -213,19 +218,19 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         num_rows = self.num_envs if env_ids is None else len(env_ids)
         self._backend.send(env_ids, self._actions.require_batch(actions, num_rows, "actions"))
         self._mark_sent(env_ids)
+        if env_ids is not None and self._config.line is Line.FULL:
+            self._sent.append(env_ids.copy())
 
     def recv(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
 
+        A synchronous pool returns the envs that were sent, in the order in which they were sent.
         After PoolTimeout or EnvFailed nothing is lost: call it again for the same batch. The row of an env that
         failed is truncated there, with `info["env_error"]`.
         """
         self._require_open()
         self._require_batch(self._flight.num_in_flight)
-        batch = self._recv(self._config.timeout_s if timeout_s is None else timeout_s)
-        infos = self._infos(batch)
-        infos["env_id"] = batch.env_ids
-        return batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
+        return self._result(self._config.timeout_s if timeout_s is None else timeout_s, has_env_ids=True)
 
     # -- saving and restoring --
 
@@ -262,6 +267,28 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         spaces = self._backend.call(range(num_envs), "observation_space", (), {})
         return batch_differing_spaces(spaces)
 
+    def _result(self, timeout_s: float, *, has_env_ids: bool) -> StepResult:
+        chosen = self._chosen_env_ids() if self._sent else None
+        batch = self._recv(timeout_s)
+        infos = self._infos(batch)
+        if has_env_ids:
+            infos["env_id"] = batch.env_ids
+        result = batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
+        return result if chosen is None else rows_of_result(self._obs, result, chosen)
+
+    def _chosen_env_ids(self) -> IntArray:
+        """The envs that a batch is for, in the order sent. All others are given rows, too, which the caller never sees.
+
+        From then on every env is in flight: after PoolTimeout or EnvFailed the same batch is received again.
+        """
+        others = np.ones(self.num_envs, np.bool_)
+        others[self._flight.env_ids] = False
+        if others.any():
+            env_ids = np.flatnonzero(others).astype(np.int32)
+            self._backend.repeat(env_ids)
+            self._flight.sent(env_ids)
+        return np.concatenate(self._sent)
+
     def _recv(self, timeout_s: float) -> StepBatch:
         batch = self._backend.recv(self._line, timeout_s)
         if self._line is Line.FULL:
@@ -275,13 +302,17 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._flight.sent(env_ids)
 
     def _require_batch(self, num_in_flight: int) -> None:
-        if num_in_flight < self.batch_size:
-            raise NothingToReceive(
-                f"a batch has {self.batch_size} rows, but only {num_in_flight} envs are in flight: send() more"
-            )
+        if self._config.line is Line.FULL and self._backend.steps_some:
+            if not num_in_flight:
+                raise NothingToReceive("no env is in flight: send() actions first")
+        elif num_in_flight < self.batch_size:
+            text = f"a batch has {self.batch_size} rows, but only {num_in_flight} envs are in flight: send() more"
+            together = "" if self._backend.steps_some else "; a vector env steps all its envs together"
+            raise NothingToReceive(text + together)
 
     def _land_all(self) -> None:
         self._flight.landed(None)
+        self._sent = []
         self._line = self._config.line
         self._step_at_once = self._backend.step_at_once
 

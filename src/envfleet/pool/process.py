@@ -44,6 +44,8 @@ _OP_NAMES = {_native.STEP: "in step()", _native.RESET: "in reset()"}
 class ProcessBackend:
     """Child processes, each with several envs, and the memory they share with this process."""
 
+    steps_some = True
+
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Start the children and have them build the envs: env 0 first, which tells the spaces."""
         self._config = config
@@ -107,6 +109,10 @@ class ProcessBackend:
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
                 self._lane.put_code(self._windows.action(env_id), objects, "actions")
         self._board.send(env_ids, _native.STEP, self._config.line)
+
+    def repeat(self, env_ids: IntArray) -> None:
+        """See Backend."""
+        self._board.send(env_ids, _native.REPEAT, Line.FULL)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend."""

@@ -25,6 +25,8 @@ from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, 
 class SerialBackend:
     """A task waits until recv() needs its result; then it is done, in the order in which tasks were sent."""
 
+    steps_some = True
+
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Build all envs."""
         self._config = config
@@ -69,6 +71,10 @@ class SerialBackend:
         read_action = action_reader(self._action_tree, action_leaves)
         for row, env_id in enumerate(range(self._config.num_envs) if env_ids is None else env_ids.tolist()):
             self._tasks.append((env_id, partial(self._episodes[env_id].step, read_action(row))))
+
+    def repeat(self, env_ids: IntArray) -> None:
+        """See Backend."""
+        self._tasks.extend((env_id, self._episodes[env_id].repeat) for env_id in env_ids.tolist())
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend. A step in this thread cannot be cut off, so `timeout_s` has no effect."""

@@ -32,6 +32,8 @@ class VectorBackend:
     recv() has all last observations again (other backends step those envs whose episodes go on).
     """
 
+    steps_some = False
+
     def __init__(self, build: Callable[[], Vectorized], config: PoolConfig) -> None:
         """Build the vector env."""
         _require_config(config)
@@ -83,6 +85,10 @@ class VectorBackend:
             for row, env_id in enumerate(env_ids.tolist()):
                 self._actions[index][env_id] = values[row]
         self._task = self._step
+
+    def repeat(self, env_ids: IntArray) -> None:
+        """See Backend. Never called: a vector env steps all its envs together."""
+        raise NotImplementedError
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend. A step of another library cannot be cut off, so `timeout_s` has no effect."""

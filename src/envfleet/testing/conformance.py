@@ -5,7 +5,6 @@ Each check takes `make`, called like `envfleet.make`, and an autoreset mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,13 +24,14 @@ from envfleet.contract.errors import (
     UsageError,
 )
 from envfleet.testing.envs import Act, BoxActionEnv, ScriptedEnv, TreeEnv
-from envfleet.testing.programs import expect, random_program, require_equal, run_program
+from envfleet.testing.expectations import EPISODE, LAST_ACT, STEP, Check, Make, acts, expect
+from envfleet.testing.partial_steps import (
+    a_failing_env_among_some_is_named,
+    envs_that_are_not_stepped_stand_still,
+    some_envs_can_be_stepped,
+)
+from envfleet.testing.programs import random_program, require_equal, run_program
 from envfleet.testing.wrong_results import wrong_results_are_failures_of_the_env
-
-Make = Callable[..., Any]
-Check = Callable[[Make, Autoreset], None]
-
-STEP, EPISODE, LAST_ACT = 1, 2, 3  # columns of ScriptedEnv's observation
 
 
 def check_pool(make: Make) -> None:
@@ -165,13 +165,13 @@ def misuse_is_refused_and_loses_nothing(make: Make, mode: Autoreset) -> None:
         pool.send(good[:2], [2, 0])
         expect(EnvBusy, lambda: pool.send(good))
         expect(EnvBusy, lambda: pool.send(good[:2], [1, 2]))
-        expect(NothingToReceive, pool.recv)
         expect(EnvBusy, lambda: pool.call("name"))
         expect(EnvBusy, lambda: pool.reset(options={"reset_mask": np.array([True, False, False])}))
         pool.send(good[:1], [1])
         obs, _, _, _, infos = pool.recv()
-        assert_array_equal(infos["env_id"], [0, 1, 2])
+        assert_array_equal(infos["env_id"], [2, 0, 1])
         assert_array_equal(obs[:, STEP], [1, 1, 1])
+        expect(NothingToReceive, pool.recv)
     with make(BoxActionEnv, 2, autoreset_mode=mode) as pool:
         pool.reset(seed=0)
         nan = np.zeros((2, 3), np.float32)
@@ -359,6 +359,9 @@ CHECKS: tuple[Check, ...] = (
     some_envs_can_be_reset,
     misuse_is_refused_and_loses_nothing,
     actions_belong_to_the_env,
+    some_envs_can_be_stepped,
+    envs_that_are_not_stepped_stand_still,
+    a_failing_env_among_some_is_named,
     asynchronous_batches_miss_nothing,
     a_failing_env_is_named,
     a_failing_env_is_restarted,
@@ -373,11 +376,6 @@ PYTHON_ENV_CHECKS: tuple[Check, ...] = (
     any_space_is_carried,
     wrong_results_are_failures_of_the_env,
 )
-
-
-def acts(*actions: Act) -> np.ndarray[Any, Any]:
-    """Actions for ScriptedEnv."""
-    return np.array(actions, dtype=np.int64)
 
 
 def _require_rows(pool: Any, batch: Any, expected: list[Any]) -> None:

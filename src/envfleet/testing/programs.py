@@ -98,12 +98,3 @@ def random_program(num_envs: int, num_ops: int, draw: Callable[[int], int]) -> P
         else:
             ops.append(("step", [int(HARMLESS[draw(len(HARMLESS)) if draw(3) == 0 else 0]) for _ in range(num_envs)]))
     return Program(num_envs, ops)
-
-
-def expect(kind: type[Exception], call: Callable[[], Any]) -> Exception:
-    """`call` must raise `kind`; returns the exception."""
-    try:
-        call()
-    except kind as error:
-        return error
-    raise AssertionError(f"expected {kind.__name__}, but nothing was raised")

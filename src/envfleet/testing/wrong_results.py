@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed
-from envfleet.testing.programs import expect
+from envfleet.testing.expectations import expect
 
 _OBS = np.array([1, 2, 3], np.uint8)
 _FLOATS = np.array([0.2, 0.9, 300.0])
