@@ -68,7 +68,10 @@ class Episode:
         if self.ended:
             if self.autoreset is Autoreset.NEXT_STEP:
                 return self.reset()
-            raise StepOnEndedEpisode("the episode of this env has ended: reset it before the next step()")
+            raise StepOnEndedEpisode(
+                "its episode has ended: call recv() for the rows of the other envs, then reset this one before its "
+                "next step()"
+            )
         self.last_obs, reward, terminated, truncated, info = self.env.step(action)
         transition = Transition(self.last_obs, float(reward), bool(terminated), bool(truncated), info)
         return self._end(transition) if terminated or truncated else transition

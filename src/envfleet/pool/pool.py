@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,12 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from envfleet import _native
 from envfleet.contract.batch import StepBatch
-from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
+from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, PoolTimeout, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask
 from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce
 from envfleet.pool.infos import join_infos, object_column
+
+# What a PoolTimeout says at the end.
+RECV_GOES_ON = "Nothing is lost: recv() goes on waiting for this batch"
+NOTHING_WAS_RESET = "Nothing is lost, and nothing was reset: recv() goes on waiting for the batch in flight"
+CALL_GOES_ON = "The call goes on, but its result is dropped; what is asked of that env next waits for it"
 
 StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -114,14 +119,14 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """Call a method of each env, or get an attribute."""
         self._require_open()
         self._require_no_flight(f"call {name!r}")
-        return tuple(self._backend.call(range(self.num_envs), name, args, kwargs))
+        return tuple(self._asked(self._backend.call, range(self.num_envs), name, args, kwargs))
 
     def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
         self._require_open()
         self._require_no_flight(f"call {name!r}")
         ids = some_env_ids(env_ids, self.num_envs)
-        values = dict(zip(sorted(ids), self._backend.call(sorted(ids), name, args, kwargs), strict=True))
+        values = dict(zip(sorted(ids), self._asked(self._backend.call, sorted(ids), name, args, kwargs), strict=True))
         return tuple(values[env_id] for env_id in ids)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -136,7 +141,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             values = [values] * self.num_envs
         if len(values) != self.num_envs:
             raise UsageError(f"set_attr() needs a value for each of num_envs={self.num_envs} envs; got {len(values)}")
-        self._backend.set_attr(name, values)
+        self._asked(self._backend.set_attr, name, values)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the envs; called by close()."""
@@ -177,8 +182,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def recv(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
 
-        After PoolTimeout or EnvFailed nothing is lost: call it again for the same batch. The row of an env that
-        failed is truncated there, with `info["env_error"]`.
+        After PoolTimeout, EnvFailed or StepOnEndedEpisode, raised by this, step() or reset(), nothing is lost: call it
+        (again) for the same batch. The row of an env that failed is truncated there, with `info["env_error"]`.
         """
         self._require_open()
         self._require_batch(self._flight.num_in_flight)
@@ -216,7 +221,11 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     # -- inside --
 
     def _recv(self, timeout_s: float) -> StepBatch:
-        batch = self._backend.recv(self._line, timeout_s)
+        try:
+            batch = self._backend.recv(self._line, timeout_s)
+        except PoolTimeout as error:
+            raise PoolTimeout(error.report, RECV_GOES_ON, error.env_ids) from None
+        self._first_seed = None  # only now: a first reset() that timed out may be made again
         if self._line is Line.FULL:
             self._land_all()
         else:
@@ -240,8 +249,17 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     def _clear_flight(self) -> None:
         if self._flight.num_in_flight:
-            self._backend.drain(self._config.timeout_s)
+            try:
+                self._backend.drain(self._config.timeout_s)
+            except PoolTimeout as error:
+                raise PoolTimeout(error.report, NOTHING_WAS_RESET, error.env_ids) from None
             self._land_all()
+
+    def _asked(self, ask: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return ask(*args)
+        except PoolTimeout as error:
+            raise PoolTimeout(error.report, CALL_GOES_ON, error.env_ids) from None
 
     def _infos(self, batch: StepBatch) -> dict[str, Any]:
         infos = {} if batch.info_columns is None else batch.info_columns
@@ -261,7 +279,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:
-            seed, self._first_seed = self._first_seed, None
+            seed = self._first_seed
         seeds = seeds_of(seed, self.num_envs)
         if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))  # for np_random

@@ -108,7 +108,7 @@ class ProcessBackend:
         while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != _native.READY:
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
-                raise PoolTimeout(self._report_busy(f"no full batch after {timeout_s:g} s"))
+                raise self._timeout(f"no full batch after {timeout_s:g} s")
         flags, arrays = self._board.take(line)
         columns, final_columns = self._arrays.split(arrays)
         if flags == 0 and self._obs_tree.is_one_array:  # the common case, for which the caller waits
@@ -127,7 +127,7 @@ class ProcessBackend:
             except EnvFailed as error:
                 logger.warning("before the reset: %s", str(error))
             if time.monotonic() >= deadline_s:
-                raise PoolTimeout(self._report_busy(f"envs still at work after {timeout_s:g} s"))
+                raise self._timeout(f"envs still at work after {timeout_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.01)
         self._board.abandon()
@@ -299,16 +299,18 @@ class ProcessBackend:
         if error is not None:
             raise error
 
-    def _report_busy(self, headline: str) -> str:
+    def _timeout(self, headline: str) -> PoolTimeout:
         busy = self._board.busy_env_ids()
-        lines = [f"{headline}; still at work: envs {busy}. Nothing is lost: recv() may be called again"]
+        lines = [f"{headline}; still at work: envs {busy}"]
+        hung: list[int] = []
         for child in sorted({self._board.child_of(env_id) for env_id in busy}):
             env_id, op, for_s = self._board.doing(child)
+            hung += [env_id] if env_id >= 0 else []
             state = f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s" if env_id >= 0 else "idle"
             waiting = [each for each in busy if self._board.child_of(each) == child and each != env_id]
             lines.append(f"process {self._board.pid(child)}: {state}; envs that wait behind it: {waiting}")
             lines.append(self._stack_of(child))
-        return "\n".join(lines)
+        return PoolTimeout("\n".join(lines), env_ids=hung)
 
     def _stack_of(self, child: int) -> str:
         """The Python stack of a child, written by its signal handler even if the interpreter hangs."""
