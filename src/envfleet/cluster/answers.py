@@ -39,12 +39,16 @@ class Held:
 
 
 def errors_of(
-    answer: Answered, num_envs: int, problem: Callable[[int], str], raises_env_errors: bool
+    answer: Answered, num_envs: int, problem: Callable[[int], str], raises_env_errors: bool, if_incomplete: str
 ) -> list[Exception]:
-    """The exceptions of one worker's answer. `problem(worker)` says why it was last lost."""
+    """The exceptions of one worker's answer.
+
+    `problem(worker)` says why it was last lost, `if_incomplete` what becomes of the call if there is no result.
+    """
     result, member = answer.result, answer.member
     if isinstance(result, OrderFailed):
-        return [_env_failed(each, member) for each in result.failures] or [_order_failed(result, member)]
+        failures = [_env_failed(each, member, if_incomplete) for each in result.failures]
+        return failures or [_order_failed(result, member, if_incomplete)]
     if answer.is_after_loss and raises_env_errors:
         env_ids = range(member.worker * num_envs, (member.worker + 1) * num_envs)
         return [
@@ -58,26 +62,30 @@ def errors_of(
     return [_env_failed(each, member) for each in answer.failures]
 
 
-def _order_failed(failed: OrderFailed, member: Member) -> Exception:
+def _order_failed(failed: OrderFailed, member: Member, then: str) -> Exception:
     kind = PolicyFailed if failed.kind == "policy" else WorkerFailed
     usage = _usage_error(failed.error.partition(":")[0])
     if usage is not None:
-        return usage(f"{member}: {failed.error}")
-    trace = f"\n\n{failed.traceback}" if failed.traceback else ""
-    return kind(f"{member}: {failed.error}{trace}")
+        return usage(_lines(f"{member}: {failed.error}", then))
+    trace = f"\n{failed.traceback.rstrip()}" if failed.traceback else ""
+    return kind(_lines(f"{member}: {failed.error}", trace, then))
 
 
-def _env_failed(failure: EnvFailure, member: Member) -> Exception:
+def _env_failed(failure: EnvFailure, member: Member, then: str = "") -> Exception:
     usage = _usage_error(failure.kind)
     if usage is not None:
-        return usage(f"{failure.error} (env {failure.env_id} of the run, {member})")
+        return usage(_lines(f"{failure.error} (env {failure.env_id} of the run, {member})", then))
     return EnvFailed(
-        f"env {failure.env_id} of {member}: {failure.error}",
+        _lines(f"env {failure.env_id} of {member}: {failure.error}", then),
         env_id=failure.env_id,
         child_traceback=failure.traceback,
         seed=failure.seed,
         last_action=from_plain(failure.last_action),
     )
+
+
+def _lines(*parts: str) -> str:
+    return "\n".join(filter(None, parts))
 
 
 def _usage_error(name: str) -> type[UsageError] | None:

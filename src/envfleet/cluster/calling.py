@@ -16,6 +16,8 @@ from envfleet.contract.errors import EnvBusy
 from envfleet.pool.arguments import values_for
 
 Array = np.ndarray[Any, Any]
+GIVEN_UP = "The call is given up: envs may still carry it out, but what they return is dropped"
+
 MakeOrder = Callable[[int, int], Any]  # (order, accepted) -> message
 
 
@@ -71,11 +73,13 @@ class Calling:
         """A value for each env of the workers that have a message."""
         run = self._run
         if run.head.has_open_orders:
-            raise EnvBusy(f"a rollout or stream has been begun: finish or close it before you {what}")
+            raise EnvBusy(
+                f"a rollout or stream has been begun: finish the rollout, or close the stream, before you {what}"
+            )
         workers = sorted(messages)
         try:
             run.head.issue({worker: (messages[worker], {}) for worker in workers}, Expected(ValuesReady))
-            run.wait_for_answers(workers, self._timeout_s)
+            run.wait_for_answers(workers, self._timeout_s, GIVEN_UP)
         except BaseException:
             run.head.cancel_open()  # or the answers would be taken for others
             raise

@@ -100,8 +100,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             env_kwargs: As for `envfleet.make`; a list or callable counts the envs of all workers.
             max_episode_steps: Truncate episodes after so many steps; None: as registered.
             pool_workers: Processes or threads of each worker's pool; None: one for each CPU the worker may use.
-            on_env_error: "raise": an env that fails, or is lost with its worker, raises EnvFailed; the same call, made
-                again, goes on. "restart": its row is truncated, and it is built anew.
+            on_env_error: "raise": an env that fails, or is lost with its worker, raises EnvFailed; then `recv()`
+                returns the batch, the same `rollout()` the rollout, `next()` of a stream the next one. "restart": its
+                row is truncated, and it is built anew.
             max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
             render_mode: Gymnasium's.
             pixels: Observations are images of the envs; as for `envfleet.make`.
@@ -203,8 +204,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
         """
-        self._send_reset(seed, options)
-        obs, _, _, _, info = self._stepping.recv(self.num_workers, self._timeout_s)
+        self._send_reset(seed, options, is_whole=True)
+        obs, _, _, _, info = self._receive(self._timeout_s)
         return obs, info
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
@@ -228,7 +229,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if env_id is not None and not self.closed:
             self._require_batch(len(self._stepping.in_flight) + np.size(env_id) // self.num_envs_per_worker)
         self.send(actions, env_id)
-        result = self._stepping.recv(self._num_batch_workers(), self._timeout_s)
+        result = self._receive(self._timeout_s)
         if env_id is not None or self.batch_size < self.num_envs:
             result[4]["env_id"] = self._stepping.last_env_ids
         return result
@@ -279,7 +280,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """Start resetting all envs; recv() returns the workers that are ready first."""
         if options is not None and "reset_mask" in options:
             raise UsageError("async_reset() resets all envs; for some of them call reset() with reset_mask")
-        self._send_reset(seed, options)
+        self._send_reset(seed, options, is_whole=False)
 
     def send(self, actions: Any, env_id: ArrayLike | None = None) -> None:
         """Start one step of all envs, or of those in `env_id`: all envs of some workers, in any order.
@@ -294,7 +295,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
 
         A synchronous cluster returns the envs that were sent, in the order in which they were sent.
-        After ClusterTimeout or EnvFailed nothing is lost: call it again for the same batch.
+        After ClusterTimeout, EnvFailed or StepOnEndedEpisode, raised by this, step(actions) or reset(), nothing is
+        lost: call it (again) for the same batch.
         """
         self._require_open()
         stepping = self._stepping
@@ -302,7 +304,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise NothingToReceive("no env is in flight: send() actions first")
         if stepping.in_flight:  # else a batch has come, and an error was raised for it
             self._require_batch(len(stepping.in_flight))
-        result = stepping.recv(self._num_batch_workers(), self._timeout_s if timeout_s is None else timeout_s)
+        result = self._receive(self._timeout_s if timeout_s is None else timeout_s)
         result[4]["env_id"] = stepping.last_env_ids
         return result
 
@@ -313,7 +315,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         The agent's present weights are published first; workers pull them if the synchronisation rule says so. Pass
         the same object each time: another one is another policy, which all workers have to build.
-        After ClusterTimeout or EnvFailed nothing is lost: call it again for the same rollout.
+        After ClusterTimeout or EnvFailed nothing is lost: make the same call for the same rollout.
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
@@ -326,7 +328,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """Rollouts of single workers, as they come, without end; `publish()` sends the workers news meanwhile.
 
         A worker never waits for the learner, until it is `credit` rollouts ahead of it. One that is lost comes back, or
-        the others go on without it. To leave the loop ends the stream: rollouts that were not taken are dropped.
+        the others go on without it. To leave the loop ends the stream: rollouts that were not taken are dropped. An
+        error does not end it, if you keep it: `next()` goes on.
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
@@ -409,16 +412,23 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
-    def _send_reset(self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None) -> None:
+    def _receive(self, timeout_s: float) -> StepResult:
+        result = self._stepping.recv(self._num_batch_workers(), timeout_s)
+        self._first_seed = None  # only now: a first reset() that timed out may be made again
+        return result
+
+    def _send_reset(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None, is_whole: bool
+    ) -> None:
         self._require_open()
         if seed is None:
-            seed, self._first_seed = self._first_seed, None
+            seed = self._first_seed
         seeds = seeds_of(seed, self.num_envs)
         if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))  # for np_random
         options = None if options is None else dict(options)
         mask = None if options is None else take_reset_mask(options, self.num_envs)
-        self._stepping.send_reset(self._autoreset.value, seeds, to_plain(options, "options"), mask)
+        self._stepping.send_reset(self._autoreset.value, seeds, to_plain(options, "options"), mask, is_whole)
 
     def _require_idle(self, what: str) -> None:
         self._require_open()

@@ -17,6 +17,11 @@ from envfleet.cluster.run import Run
 from envfleet.cluster.stepping import StepResult
 from envfleet.contract.rollout import Rollout
 
+SAME_CALL_GOES_ON = "Nothing is lost: the same call goes on waiting for this rollout"
+NEXT_GOES_ON = "Nothing is lost: next() of this stream goes on waiting"
+BEGINS_ANEW = "This rollout is dropped, of all workers: the same call begins a new one"
+ONE_IS_DROPPED = "This worker's rollout is dropped: next() of this stream gives the next one"
+
 
 class Collecting:
     """One rollout of all workers. See Activity."""
@@ -60,8 +65,8 @@ class Collecting:
         """Wait for the rollout that was begun. After an error the same call goes on where it was."""
         if self._held is None:
             workers = range(self._run.num_workers)
-            self._run.wait_for_answers(workers, timeout_s)
-            self._held = self._run.take(workers)
+            self._run.wait_for_answers(workers, timeout_s, SAME_CALL_GOES_ON)
+            self._held = self._run.take(workers, BEGINS_ANEW)
             if self._held.is_incomplete:
                 held = self._held
                 self._run.begin(None)
@@ -128,9 +133,9 @@ class RolloutStream(Iterator[Rollout]):
         """The next rollout of any worker."""
         while self._run.is_doing(self):
             if self._held is None:
-                self._run.wait_for_any(self._timeout_s)
+                self._run.wait_for_any(self._timeout_s, NEXT_GOES_ON)
                 worker = self._run.first_ready(range(self._run.num_workers))[0]
-                self._held = self._run.take([worker])
+                self._held = self._run.take([worker], ONE_IS_DROPPED)
                 _issue(self._run, [worker], self._num_steps)
             held = self._held
             if held.is_incomplete:

@@ -79,7 +79,9 @@ class Keeper:
     def paused(self) -> Iterator[None]:
         """Meanwhile nothing is asked, told or started."""
         if not self._lock.acquire(timeout=PAUSE_WAIT_S):
-            raise ClusterTimeout(f"the launcher was busy for {PAUSE_WAIT_S:g} s. Nothing is lost: make the call again")
+            raise ClusterTimeout(
+                f"the launcher was busy for {PAUSE_WAIT_S:g} s. Nothing has changed: call scale() again"
+            )
         try:
             yield
         finally:

@@ -220,13 +220,20 @@ class Run:
         is_current = self._activity is not None and self._activity() is activity
         return is_current and not self._is_closed and os.getpid() == self._owner_pid
 
-    def take(self, workers: Iterable[int]) -> Held:
-        """The oldest answers of these workers, which are there."""
+    def take(self, workers: Iterable[int], if_incomplete: str = "") -> Held:
+        """The oldest answers of these workers, which are there.
+
+        Args:
+            workers: Whose answers.
+            if_incomplete: For the error of a worker that could not carry out its order: what becomes of the call.
+        """
         answers = [self.head.desks[worker].answers.popleft() for worker in workers]
         errors = [
             error
             for answer in answers
-            for error in errors_of(answer, self.num_envs_per_worker, self.problem, self._raises_env_errors)
+            for error in errors_of(
+                answer, self.num_envs_per_worker, self.problem, self._raises_env_errors, if_incomplete
+            )
         ]
         return Held(answers, errors)
 
@@ -236,12 +243,12 @@ class Run:
         ready = [worker for worker in workers if desks[worker].answers]
         return sorted(ready, key=lambda worker: desks[worker].answers[0].arrival)
 
-    def wait_for_answers(self, workers: Collection[int], timeout_s: float) -> None:
-        """Until each of these workers has answered."""
-        self.wait_for_some(workers, len(workers), timeout_s)
+    def wait_for_answers(self, workers: Collection[int], timeout_s: float, then: str) -> None:
+        """Until each of these workers has answered. `then` is what the caller can do after ClusterTimeout."""
+        self.wait_for_some(workers, len(workers), timeout_s, then)
 
-    def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float) -> None:
-        """Until so many of these workers have answered."""
+    def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float, then: str) -> None:
+        """Until `num_workers` of these workers have answered."""
         desks = self.head.desks
 
         def is_done() -> bool:
@@ -250,9 +257,9 @@ class Run:
                 self._raise_if_given_up(workers, len(workers) - num_workers)
             return num_answered >= num_workers
 
-        self._wait(is_done, workers, timeout_s)
+        self._wait(is_done, workers, timeout_s, then)
 
-    def wait_for_any(self, timeout_s: float) -> None:
+    def wait_for_any(self, timeout_s: float, then: str) -> None:
         """Until any worker has answered; as long as one is there or comes back there is hope."""
         workers = range(self.num_workers)
 
@@ -262,16 +269,16 @@ class Run:
             self._raise_if_given_up(workers, self.num_workers - 1)
             return False
 
-        self._wait(is_done, workers, timeout_s)
+        self._wait(is_done, workers, timeout_s, then)
 
     def problem(self, worker: int) -> str:
         """Which process of a worker was lost last, and why."""
         return self.head.desks[worker].problem
 
-    def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float) -> None:
+    def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float, then: str) -> None:
         if not self.head.wait(is_done, timeout_s):
             late = "; ".join(self._about(worker) for worker in workers if not self.head.desks[worker].answers)
-            raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}. Nothing is lost: make the same call again")
+            raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}.\n{then}")
 
     def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
         posts, desks = self.head.roster.staffing.posts, self.head.desks

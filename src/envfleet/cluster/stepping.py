@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
 
 EXPECTS_ROWS = Expected(RowsReady)
+RECV_GOES_ON = "Nothing is lost: recv() goes on waiting for this batch"
+MUST_RESET = "There is no batch: the rows of all workers are dropped. Call reset() for all envs before the next step()"
 
 
 class Stepping:
@@ -32,6 +34,7 @@ class Stepping:
         self.in_flight: set[int] = set()  # workers
         self._autoreset = ""
         self.was_reset = False
+        self._is_whole = False  # the next batch is that of reset(): it has the rows of all workers
         self.last_env_ids: Array = np.empty(0, np.int32)  # of each row of the batch that was returned last
         self._sent: list[Array] = []  # envs of the next batch in the order sent, if that is the order of its rows
 
@@ -42,10 +45,16 @@ class Stepping:
     @property
     def has_results_to_come(self) -> bool:
         """Something was sent and not received."""
-        return bool(self.in_flight) or self._held is not None
+        return bool(self.in_flight) or self.is_held
+
+    @property
+    def is_held(self) -> bool:
+        """A batch is there, but the caller was told of a failure in it instead."""
+        return self._held is not None
 
     def drop(self) -> None:
         """See Activity."""
+        self._is_whole = False
         self.in_flight.clear()
         self._sent = []
         self._held = None
@@ -55,8 +64,13 @@ class Stepping:
         """See Activity. Rows are no longer what they were: all envs must be reset."""
         self.drop()
 
-    def send_reset(self, autoreset: str, seeds: list[int | None], options: Any, mask: Array | None) -> None:
-        """Begin to reset all envs, or those in `mask`. What was not received is dropped."""
+    def send_reset(
+        self, autoreset: str, seeds: list[int | None], options: Any, mask: Array | None, is_whole: bool
+    ) -> None:
+        """Begin to reset all envs, or those in `mask`. What was not received is dropped.
+
+        `is_whole`: the rows of all workers are one batch, whatever the batch size.
+        """
         if mask is not None and self.has_results_to_come:
             raise EnvBusy(f"workers {sorted(self.in_flight)} have results to come: receive them before resetting some")
         if mask is not None and not self.was_reset and not mask.all():
@@ -71,7 +85,7 @@ class Stepping:
             its_mask = None if mask is None else mask[rows].tolist()
             orders[worker] = (_reset_order(autoreset, seeds[rows], options, its_mask), {})
         self._issue(orders)
-        self.was_reset = True
+        self.was_reset, self._is_whole = True, is_whole
 
     def send(self, actions: Any, env_ids: Array | None, keeps_order: bool) -> None:
         """Begin one step of all envs, or of those in `env_ids`: all envs of some workers.
@@ -116,12 +130,14 @@ class Stepping:
             raise
 
     def recv(self, num_workers: int, timeout_s: float) -> StepResult:
-        """The rows of the `num_workers` workers that are ready first, in env order, or in the order sent."""
+        """The rows of the `num_workers` workers that are ready first, in env order or as sent; after reset(), of all."""
         if self._held is None:
-            self._run.wait_for_some(self.in_flight, num_workers, timeout_s)
+            num_workers = self._run.num_workers if self._is_whole else num_workers
+            self._run.wait_for_some(self.in_flight, num_workers, timeout_s, RECV_GOES_ON)
             workers = sorted(self._run.first_ready(self.in_flight)[:num_workers])
             self.in_flight.difference_update(workers)
-            self._held = self._run.take(workers)
+            self._is_whole = False
+            self._held = self._run.take(workers, MUST_RESET)
             env_ids = np.arange(self._num_envs, dtype=np.int32)
             self.last_env_ids = np.concatenate([env_ids[self.rows_of(worker)] for worker in workers])
             if self._held.is_incomplete:

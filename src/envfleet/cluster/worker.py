@@ -87,10 +87,12 @@ class Worker:
                 self._link.answer(OrderCancelled(order=order.order))
             except PolicyError as error:
                 self._fail(order.order, "policy", error)
+            except PoolTimeout as error:
+                line = f"PoolTimeout: {self._pool.give_up(error)}"
+                logger.warning("order %d failed: %s", order.order, line)
+                self._link.answer(OrderFailed(order=order.order, kind="env", error=sendable(line), traceback=""))
             except Exception as error:
-                if isinstance(error, PoolTimeout):
-                    self._pool.close()  # its envs hang; there will be new ones
-                self._fail(order.order, "env" if isinstance(error, EnvFailed | PoolTimeout) else "order", error)
+                self._fail(order.order, "env" if isinstance(error, EnvFailed) else "order", error)
 
     def close(self) -> None:
         """Close the pool."""
@@ -119,6 +121,7 @@ class Worker:
                 self._seeded = None
             link.answer(*self._pool.reset(order))
         elif isinstance(order, Call):
+            self._pool.require_open()
             envs, args, kwargs = self._pool.envs, from_plain(order.args), from_plain(order.kwargs)
             env_ids = range(envs.num_envs) if order.env_ids is None else order.env_ids
             values = dict(zip(env_ids, envs.call_some(list(env_ids), order.name, *args, **kwargs), strict=True))
@@ -136,7 +139,7 @@ class Worker:
             self._seeded = policy
         started_s = time.monotonic()
         failures: list[Exception] = []
-        arrays, distribution = self._pool.collector().collect(
+        arrays, distribution = self._pool.collector(failures).collect(
             policy, order.num_steps, failures, lambda: self._between_steps(order), self._sync.num_probes
         )
         ready = RolloutReady(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -31,13 +31,14 @@ logger = logging.getLogger("envfleet.worker")
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 LOST = "the worker that ran it was lost"
+HUNG = "the pool of its worker hung"
 
 
 class Episodes(enum.Enum):
     """How it is with the episodes of this worker's envs."""
 
     NONE = enum.auto()  # never reset since the pool was built
-    CUT_SHORT = enum.auto()  # the head was told that they ended with the process before this one; to be reset next
+    CUT_SHORT = enum.auto()  # the head was told that they ended with an earlier process or pool; to be reset next
     FRESH = enum.auto()  # reset by the head, and not stepped since
     RUNNING = enum.auto()
 
@@ -56,6 +57,8 @@ class WorkerPool:
         self._autoreset = Autoreset(welcome.plan.autoreset)
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
+        self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
+        self._num_hung = 0  # pools that were given up since an episode was finished
         self._collector: Collector | None = None
         self._episodes = Episodes.NONE
         self._build()
@@ -66,12 +69,12 @@ class WorkerPool:
 
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
         """A row for each env."""
-        if self.envs.closed or Autoreset(order.autoreset) is not self._autoreset:
-            self._switch_to(Autoreset(order.autoreset))
+        self.require_open(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
         # The head resets all envs first: some of them only, in a new pool, means that another process has been lost.
         is_after_loss = order.mask is not None and not all(order.mask) and self._episodes is Episodes.NONE
+        hung, self._hung = self._hung, None
         if is_partial and not any(order.mask or ()):
             return self._rows(order.order, self._last_obs, _zeros(self.envs.num_envs), {}, [])
         if is_partial:
@@ -90,48 +93,73 @@ class WorkerPool:
         self._reset_arguments, self._collector = arguments, None
         if is_after_loss:
             lost = ~np.array(order.mask)
-            errors = object_column(dict.fromkeys(np.flatnonzero(lost).tolist(), LOST), len(lost))
+            reason = LOST if hung is None else HUNG
+            errors = object_column(dict.fromkeys(np.flatnonzero(lost).tolist(), reason), len(lost))
             info = {**info, "env_error": errors, "_env_error": lost}
+            failures += self._told_of(hung)
         ready, arrays = self._rows(order.order, obs, _zeros(self.envs.num_envs), info, failures)
-        return msgspec.structs.replace(ready, is_after_loss=is_after_loss), arrays
+        return msgspec.structs.replace(ready, is_after_loss=is_after_loss and hung is None), arrays
 
     def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
-        """A row for each env."""
-        if self.envs.closed or Autoreset(order.autoreset) is not self._autoreset:
-            self._switch_to(Autoreset(order.autoreset))
+        """A row for each env. Those of a pool that hangs are truncated, and another one takes its place."""
+        self.require_open(Autoreset(order.autoreset))
         if self._episodes is Episodes.NONE:
             return self._rows_after_loss(order.order)
+        failures: list[Exception] = []
         if self._episodes is Episodes.CUT_SHORT:
-            if self._autoreset is Autoreset.DISABLED:
-                raise StepOnEndedEpisode(f"the episodes have ended: {LOST}; reset before the next step()")
-            obs, info = self._first_reset()
-            self._episodes = Episodes.RUNNING
-            return self._rows(order.order, obs, _zeros(self.envs.num_envs), info, [])
+            return self._rows_after_cut(order.order, failures)
         self._episodes, self._collector = Episodes.RUNNING, None
         actions = self._actions.unflatten([arrays[f"action.{index}"] for index in range(len(self._actions.leaves))])
-        failures: list[Exception] = []
-        obs, rewards, terminated, truncated, info = _received(lambda: self.envs.step(actions), self.envs, failures)
+        try:
+            result = _received(lambda: self.envs.step(actions), self.envs, failures)
+        except PoolTimeout as error:
+            logger.warning("%s", self.give_up(error))
+            self.require_open()
+            return self._rows_after_loss(order.order, failures)
+        obs, rewards, terminated, truncated, info = result
+        if (terminated | truncated).any():
+            self._num_hung = 0
         fixed = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
         return self._rows(order.order, obs, fixed, info, failures)
 
-    def collector(self) -> Collector:
-        """Ready for a rollout. Envs that were reset and not stepped since begin where they are."""
+    def collector(self, failures: list[Exception]) -> Collector:
+        """Ready for a rollout. Envs that were reset and not stepped since begin where they are.
+
+        An env whose reset fails is told of in `failures`.
+        """
+        was_fresh = self._episodes is Episodes.FRESH
         if self.envs.closed or self._autoreset is not Autoreset.SAME_STEP:
-            was_fresh = self._episodes is Episodes.FRESH
             has_same_envs = self._switch_to(Autoreset.SAME_STEP)
-            if was_fresh:
-                obs = self._last_obs if has_same_envs else self.envs.reset(**self._reset_arguments)[0]
+            if was_fresh and has_same_envs:
+                obs = self._last_obs
+            elif was_fresh:
+                obs = _received(lambda: self.envs.reset(**self._reset_arguments), self.envs, failures)[0]
             else:
-                obs = self._first_reset()[0]
+                obs = _received(self._first_reset, self.envs, failures)[0]
             self._collector = Collector(self.envs, obs)
         elif self._collector is None:
-            obs = self._last_obs if self._episodes is Episodes.FRESH else self._first_reset()[0]
+            obs = self._last_obs if was_fresh else _received(self._first_reset, self.envs, failures)[0]
             self._collector = Collector(self.envs, obs)
-        self._episodes = Episodes.RUNNING
+        self._episodes, self._hung = Episodes.RUNNING, None
         return self._collector
+
+    def require_open(self, autoreset: Autoreset | None = None) -> None:
+        """Build another pool if the last one was given up, or is for another autoreset mode."""
+        if self.envs.closed or autoreset not in (None, self._autoreset):
+            self._switch_to(autoreset or self._autoreset)
+
+    def give_up(self, error: PoolTimeout) -> str:
+        """Close a pool that hangs; the next order has another one built. Returns what happened."""
+        text = f"{HUNG}, and another one is built (envs are counted within the worker here): {error.report}"
+        env_id = error.env_ids[0] if error.env_ids else 0
+        self._hung = EnvFailed(text, env_id=env_id)
+        self._num_hung += 1
+        self.envs.close()
+        return text
 
     def set_attr(self, name: str, values: list[Any]) -> None:
         """Of each env, also if the pool is built anew."""
+        self.require_open()
         self.envs.set_attr(name, values)
         self._attributes[name] = values
 
@@ -168,8 +196,12 @@ class WorkerPool:
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
         self._begin_anew()
-        for name, values in self._attributes.items():
-            self.envs.set_attr(name, values)
+        try:
+            for name, values in self._attributes.items():
+                self.envs.set_attr(name, values)
+        except BaseException:
+            self.envs.close()
+            raise
 
     def _begin_anew(self) -> None:
         """No env has been reset yet, or each is to be reset next."""
@@ -195,25 +227,50 @@ class WorkerPool:
         self._build()
         return False
 
-    def _rows_after_loss(self, order: int) -> tuple[RowsReady, Arrays]:
-        """The order was for a process that is lost, and its episodes with it: they are cut short here."""
+    def _told_of(self, hung: EnvFailed | None) -> list[Exception]:
+        """What the head hears of a pool that hung; with restarts on, only if there were too many."""
+        is_told = self._plan.max_env_restarts is None or self._num_hung > self._plan.max_env_restarts
+        return [hung] if hung is not None and is_told else []
+
+    def _rows_after_cut(self, order: int, failures: list[Exception]) -> tuple[RowsReady, Arrays]:
+        """The head was told that the episodes have ended."""
+        nothing = _zeros(self.envs.num_envs)
+        if self._autoreset is Autoreset.DISABLED:
+            failures.append(
+                StepOnEndedEpisode(
+                    f"the episodes of this worker's {self.envs.num_envs} envs were cut short: call recv() for the rows "
+                    "of the others, then reset these envs before their next step()"
+                )
+            )
+            return self._rows(order, self._last_obs, nothing, {}, failures)
+        result = _received(self._first_reset, self.envs, failures)
+        self._episodes = Episodes.RUNNING
+        return self._rows(order, result[0], nothing, result[-1], failures)
+
+    def _rows_after_loss(self, order: int, failures: Iterable[Exception] = ()) -> tuple[RowsReady, Arrays]:
+        """The order was for a process or pool that is lost, and its episodes with it: they are cut short here."""
         num_envs = self.envs.num_envs
+        hung, self._hung = self._hung, None
+        failures = [*failures, *self._told_of(hung)]
         everybody = np.ones(num_envs, np.bool_)
-        error = {"env_error": np.full(num_envs, LOST, dtype=object), "_env_error": everybody}
+        error = {"env_error": np.full(num_envs, HUNG if hung else LOST, dtype=object), "_env_error": everybody}
         leaves = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._obs.leaves]
+        if hung and self._last_obs is not None:
+            leaves = self._obs.flatten(self._last_obs)
         if self._autoreset is Autoreset.SAME_STEP:
             final_obs = np.empty(num_envs, dtype=object)
             for row in range(num_envs):
                 final_obs[row] = self._obs.unflatten([leaf[row] for leaf in leaves])
-            obs, info = self._first_reset()
+            result = _received(self._first_reset, self.envs, failures)
+            obs, info = result[0], result[-1]
             finals = {"final_obs": final_obs, "_final_obs": everybody, "final_info": error, "_final_info": everybody}
             info = {**info, **error, **finals}
             self._episodes = Episodes.RUNNING
         else:
             obs, info = self._obs.unflatten(leaves), error
             self._episodes = Episodes.CUT_SHORT
-        ready, arrays = self._rows(order, obs, {**_zeros(num_envs), "truncated": everybody}, info, [])
-        return msgspec.structs.replace(ready, is_after_loss=True), arrays
+        ready, arrays = self._rows(order, obs, {**_zeros(num_envs), "truncated": everybody}, info, failures)
+        return msgspec.structs.replace(ready, is_after_loss=hung is None), arrays
 
     def _rows(
         self, order: int, obs: Any, fixed: Arrays, info: dict[str, Any], failures: list[Exception]

@@ -80,7 +80,10 @@ class Episode:
         if self.ended:
             if self.autoreset is Autoreset.NEXT_STEP:
                 return self.reset()
-            raise StepOnEndedEpisode("the episode of this env has ended: reset it before the next step()")
+            raise StepOnEndedEpisode(
+                "its episode has ended: call recv() for the rows of the other envs, then reset this one before its "
+                "next step()"
+            )
         obs, reward, terminated, truncated, info = step_result(self.env.step(action))
         self.check_obs(obs)
         self.last_obs = obs

@@ -12,14 +12,16 @@ EnvFleetError
 │   └── PoolClosed         the pool was closed [gymnasium.error.ClosedEnvironmentError]
 ├── EnvFailed              the user's environment raised; names it, with its traceback, seed and last action
 │   └── ChildDied          the process that ran it was killed or crashed
-├── PoolTimeout            a wait reached its deadline; nothing is lost [TimeoutError, multiprocessing.TimeoutError]
+├── PoolTimeout            a wait reached its deadline; the message says which call goes on
+│                          [TimeoutError, multiprocessing.TimeoutError]
 ├── MissingExtra           an optional package is needed [ImportError]
 └── ClusterError           the machines
     ├── JoinTimeout        not all workers joined in time
     ├── WorkerLost         a worker died or fell silent, and no replacement is left
     ├── WorkerFailed       a worker could not carry out an order
     │   └── PolicyFailed   the user's policy raised, or cannot be built there
-    └── ClusterTimeout     a wait reached its deadline; nothing is lost [TimeoutError, multiprocessing.TimeoutError]
+    └── ClusterTimeout     a wait reached its deadline; the message says which call goes on
+                           [TimeoutError, multiprocessing.TimeoutError]
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class NotReset(UsageError, error.ResetNeeded):
 
 
 class StepOnEndedEpisode(UsageError, error.ResetNeeded):
-    """With autoreset disabled, an env was stepped after its episode had ended."""
+    """With autoreset disabled, an env was stepped after its episode had ended.
+
+    `recv()` returns the batch of that step, in which the env's row repeats its last observation; then reset the env.
+    """
 
 
 class SpacesDiffer(UsageError, RuntimeError):
@@ -77,6 +82,9 @@ class PoolClosed(UsageError, error.ClosedEnvironmentError):
 
 class EnvFailed(EnvFleetError):
     """An environment raised.
+
+    Raised by `step()`, `reset()` or `recv()`: `recv()` returns the batch, in which the env's row is truncated.
+    Raised by `rollout()` or `step(agent)` of a cluster: the same call returns the rollout; by a stream: `next()` does.
 
     Attributes:
         env_id: Index of the env in its pool.
@@ -121,7 +129,23 @@ class ChildDied(EnvFailed):
 
 
 class PoolTimeout(EnvFleetError, TimeoutError, multiprocessing.TimeoutError):
-    """A wait reached its deadline. Nothing is lost: the same call may be made again."""
+    """A wait reached its deadline.
+
+    After `step()`, `reset()` and `recv()` nothing is lost: `recv()` goes on waiting for the same batch. A call of a
+    method of envs goes on, but its result is dropped.
+
+    Attributes:
+        report: What was waited for: which envs are late, and what they are doing.
+        then: What the caller can do now. The message is both.
+        env_ids: The envs that are known to be late.
+    """
+
+    def __init__(self, report: str, then: str = "", env_ids: Sequence[int] = ()) -> None:
+        """The message is `report` and, on a line of its own, `then`."""
+        super().__init__(f"{report}\n{then}" if then else report)
+        self.report = report
+        self.then = then
+        self.env_ids = tuple(env_ids)
 
 
 class MissingExtra(EnvFleetError, ImportError):
@@ -141,7 +165,10 @@ class WorkerLost(ClusterError):
 
 
 class WorkerFailed(ClusterError):
-    """A worker could not carry out an order; it is ready for the next one. The message has its traceback."""
+    """A worker could not carry out an order; it is ready for the next one.
+
+    The message has its traceback, and says what became of the call.
+    """
 
 
 class PolicyFailed(WorkerFailed):
@@ -149,4 +176,9 @@ class PolicyFailed(WorkerFailed):
 
 
 class ClusterTimeout(ClusterError, TimeoutError, multiprocessing.TimeoutError):
-    """A wait reached its deadline. Nothing is lost: the same call may be made again."""
+    """A wait reached its deadline.
+
+    After `step(actions)`, `reset()` and `recv()` nothing is lost: `recv()` goes on waiting for the same batch. After
+    `rollout()` and `step(agent)` the same call does so for the same rollout, after `next()` of a stream `next()`. A
+    call of a method of envs is given up.
+    """

@@ -117,7 +117,7 @@ class NativeBackend:
         if self._held is None:
             received = self._pool.recv(line, timeout_s)
             if received is None:
-                raise PoolTimeout(f"no full batch after {timeout_s:g} s{self._under_way()}")
+                raise self._timeout(f"no full batch after {timeout_s:g} s")
             flags, obs, rewards, terminated, truncated, infos, env_ids, details = received
             batch = StepBatch(env_ids, obs, rewards, terminated, truncated, {}, infos)
             if self._failures.any_counted:
@@ -133,7 +133,7 @@ class NativeBackend:
     def drain(self, timeout_s: float) -> None:
         """See Backend."""
         if not self._pool.drain(timeout_s):
-            raise PoolTimeout(f"envs still at work after {timeout_s:g} s{self._under_way()}")
+            raise self._timeout(f"envs still at work after {timeout_s:g} s")
         self._held = None
         self._unheard.clear()
 
@@ -290,6 +290,10 @@ class NativeBackend:
         if transition.has_final:
             for column, value in zip(final_columns, self._obs_tree.flatten(transition.final_obs), strict=True):
                 column[row] = value
+
+    def _timeout(self, headline: str) -> PoolTimeout:
+        env_ids = [env_id for first, last in self._pool.runs_under_way() for env_id in range(first, last + 1)]
+        return PoolTimeout(f"{headline}{self._under_way()}", env_ids=env_ids)
 
     def _under_way(self) -> str:
         runs = [f"{first} to {last}" for first, last in self._pool.runs_under_way()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -18,13 +18,18 @@ from numpy.typing import ArrayLike
 from envfleet import _native
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, UsageError
+from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, PoolTimeout, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
 from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
 from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.infos import join_infos, object_column
+
+# What a PoolTimeout says at the end.
+RECV_GOES_ON = "Nothing is lost: recv() goes on waiting for this batch"
+NOTHING_WAS_RESET = "Nothing is lost, and nothing was reset: recv() goes on waiting for the batch in flight"
+CALL_GOES_ON = "The call goes on, but its result is dropped; what is asked of that env next waits for it"
 
 
 class EnvPool(VectorEnv[Any, Any, Any]):
@@ -128,14 +133,14 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """Call a method of each env, or get an attribute."""
         self._require_open()
         self._require_no_flight(f"call {name!r}")
-        return tuple(self._backend.call(range(self.num_envs), name, args, kwargs))
+        return tuple(self._asked(self._backend.call, range(self.num_envs), name, args, kwargs))
 
     def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
         self._require_open()
         self._require_no_flight(f"call {name!r}")
         ids = some_env_ids(env_ids, self.num_envs)
-        values = dict(zip(sorted(ids), self._backend.call(sorted(ids), name, args, kwargs), strict=True))
+        values = dict(zip(sorted(ids), self._asked(self._backend.call, sorted(ids), name, args, kwargs), strict=True))
         return tuple(values[env_id] for env_id in ids)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -153,7 +158,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._require_open()
         self._require_no_flight(f"set {name!r}")
         ids = range(self.num_envs) if env_ids is None else some_env_ids(env_ids, self.num_envs)
-        self._backend.set_attr(ids, name, values_for(values, len(ids)))
+        self._asked(self._backend.set_attr, ids, name, values_for(values, len(ids)))
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """Use another autoreset mode with the same envs; episodes that have ended must be reset before the next step.
@@ -225,8 +230,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
 
         A synchronous pool returns the envs that were sent, in the order in which they were sent.
-        After PoolTimeout or EnvFailed nothing is lost: call it again for the same batch. The row of an env that
-        failed is truncated there, with `info["env_error"]`.
+        After PoolTimeout, EnvFailed or StepOnEndedEpisode, raised by this, step() or reset(), nothing is lost: call it
+        (again) for the same batch. The row of an env that failed is truncated there, with `info["env_error"]`.
         """
         self._require_open()
         self._require_batch(self._flight.num_in_flight)
@@ -290,7 +295,11 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return np.concatenate(self._sent)
 
     def _recv(self, timeout_s: float) -> StepBatch:
-        batch = self._backend.recv(self._line, timeout_s)
+        try:
+            batch = self._backend.recv(self._line, timeout_s)
+        except PoolTimeout as error:
+            raise PoolTimeout(error.report, RECV_GOES_ON, error.env_ids) from None
+        self._first_seed = None  # only now: a first reset() that timed out may be made again
         if self._line is Line.FULL:
             self._land_all()
         else:
@@ -318,8 +327,17 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     def _clear_flight(self) -> None:
         if self._flight.num_in_flight:
-            self._backend.drain(self._config.timeout_s)
+            try:
+                self._backend.drain(self._config.timeout_s)
+            except PoolTimeout as error:
+                raise PoolTimeout(error.report, NOTHING_WAS_RESET, error.env_ids) from None
             self._land_all()
+
+    def _asked(self, ask: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return ask(*args)
+        except PoolTimeout as error:
+            raise PoolTimeout(error.report, CALL_GOES_ON, error.env_ids) from None
 
     def _infos(self, batch: StepBatch) -> dict[str, Any]:
         infos = {} if batch.info_columns is None else batch.info_columns
@@ -339,7 +357,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:
-            seed, self._first_seed = self._first_seed, None
+            seed = self._first_seed
         return seeds_of(seed, self.num_envs)
 
     def _env_ids(self, env_id: ArrayLike) -> IntArray:

@@ -120,7 +120,7 @@ class ProcessBackend:
         while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != _native.READY:
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
-                raise PoolTimeout(self._report_busy(f"no full batch after {timeout_s:g} s"))
+                raise self._timeout(f"no full batch after {timeout_s:g} s")
         if self._awaits_step_times:
             self._hear_of_step_times()
         flags, arrays = self._board.take(line)
@@ -141,7 +141,7 @@ class ProcessBackend:
             except EnvFailed as error:
                 logger.warning("before the reset: %s", str(error))
             if time.monotonic() >= deadline_s:
-                raise PoolTimeout(self._report_busy(f"envs still at work after {timeout_s:g} s"))
+                raise self._timeout(f"envs still at work after {timeout_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.01)
         self._board.abandon()
@@ -375,11 +375,13 @@ class ProcessBackend:
         if error is not None:
             raise error
 
-    def _report_busy(self, headline: str) -> str:
+    def _timeout(self, headline: str) -> PoolTimeout:
         busy = self._board.busy_env_ids()
-        lines = [f"{headline}; still at work: envs {busy}. Nothing is lost: recv() may be called again"]
+        lines = [f"{headline}; still at work: envs {busy}"]
+        hung: list[int] = []
         for child in sorted({self._board.child_of(env_id) for env_id in busy}):
             env_id, op, for_s = self._board.doing(child)
+            hung += [env_id] if env_id >= 0 else []
             waiting = [each for each in busy if self._board.child_of(each) == child and each != env_id]
             if self._board.wait_replies(child, 1, 0.0) != _native.READY:  # a child's first reply: its envs are built
                 lines.append(f"{self._name_of(child)} is building its envs; envs that wait for that: {waiting}")
@@ -388,7 +390,7 @@ class ProcessBackend:
                 lines.append(f"{self._name_of(child)}: {state}; envs that wait behind it: {waiting}")
             if self._board.pid(child):
                 lines.append(self._stack_of(child))
-        return "\n".join(lines)
+        return PoolTimeout("\n".join(lines), env_ids=hung)
 
     def _stack_of(self, child: int) -> str:
         """The Python stack of a child, written by its signal handler even if the interpreter hangs."""

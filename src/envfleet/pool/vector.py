@@ -194,7 +194,10 @@ class VectorBackend:
     def _step(self) -> StepBatch:
         if self._ended.any():
             ended = np.flatnonzero(self._ended).tolist()
-            raise StepOnEndedEpisode(f"the episodes of envs {ended} have ended: reset them before the next step()")
+            raise StepOnEndedEpisode(
+                f"the episodes of envs {ended} have ended, so no env was stepped: call recv(), which repeats the last "
+                "observations, then reset these envs before the next step()"
+            )
         if self._is_broken:  # the caller has seen that all episodes ended
             return self._reset(self._env_ids, [None] * self._config.num_envs, None)
         actions = self._action_tree.unflatten(
