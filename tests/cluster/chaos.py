@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for waiting, when this run
 from chaos_learner import Learner, Setup, worker_pids
 from chaos_tcp import OverTcp
 from tun_wire import NoWire
+from zero_copy import start_thread_of_pyzmq
 
 import envfleet
 from cluster_envs import Agent, CountingEnv
@@ -249,6 +250,7 @@ WIRES = {"ipc": OverMessages, "tcp": OverTcp}
 
 def run(seconds, seed, wire="ipc", **settings_of_wire):
     """Chaos for `seconds`. Raises if anything does not hold."""
+    start_thread_of_pyzmq()
     fds_before = len(os.listdir("/proc/self/fd"))
     with tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder:
         over = WIRES[wire](Path(folder), seed, **settings_of_wire)

@@ -10,6 +10,7 @@ from run_folders import own_run_folders
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tun_wire import NoWire, require_tun
+from zero_copy import start_thread_of_pyzmq
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +18,12 @@ def run_folders(monkeypatch, tmp_path):
     """See own_run_folders. (tmp_path is asked for only to be made before: pytest would make it in this folder.)"""
     with own_run_folders(monkeypatch) as folders:
         yield folders
+
+
+@pytest.fixture(scope="session", autouse=True)
+def thread_of_pyzmq():
+    """The first test that sends large frames would seem to leave file descriptors behind."""
+    start_thread_of_pyzmq()
 
 
 @pytest.fixture
