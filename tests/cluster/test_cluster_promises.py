@@ -140,7 +140,7 @@ def shared(request, tmp_path_factory):
 @pytest.mark.parametrize(
     ("begin", "file"),
     [(begin_step, "hold"), (begin_send, "hold"), (begin_reset, "hold-reset")],
-    ids=lambda each: str(each),
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_after_a_timeout_recv_goes_on(shared, begin, file):
     envs, folder = shared

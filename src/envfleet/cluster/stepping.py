@@ -130,7 +130,7 @@ class Stepping:
             raise
 
     def recv(self, num_workers: int, timeout_s: float) -> StepResult:
-        """The rows of the `num_workers` workers that are ready first, in env order or as sent; after reset(), of all."""
+        """The rows of the `num_workers` workers that are ready first, in env order or as sent; of all after reset()."""
         if self._held is None:
             num_workers = self._run.num_workers if self._is_whole else num_workers
             self._run.wait_for_some(self.in_flight, num_workers, timeout_s, RECV_GOES_ON)
