@@ -147,6 +147,12 @@ def test_a_limit_of_steps_for_a_vector_env():
         pool.reset()  # Gymnasium's vector CartPole has an argument of that name
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", sync_vector])
+def test_the_number_of_envs_among_the_arguments_of_a_vector_env(env):
+    with pytest.raises(envfleet.UsageError, match="env_kwargs must not have num_envs"):
+        envfleet.make(env, 2, backend="vector", env_kwargs={"num_envs": 5})
+
+
 # -- envs of other kinds --
 
 

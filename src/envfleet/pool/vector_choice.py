@@ -61,6 +61,8 @@ def vector_builder(
         kwargs["render_mode"] = render_mode
     if isinstance(env, str) and env.startswith(ENVPOOL):
         return partial(_envpool, env.removeprefix(ENVPOOL), config, _envpool_kwargs(kwargs, max_episode_steps))
+    if "num_envs" in kwargs:
+        raise UsageError("env_kwargs must not have num_envs: make() has an argument num_envs")
     if max_episode_steps is not None:
         raise UsageError("a vector env has its own limit of steps: max_episode_steps is for other backends")
     env_id = without_module(env) if isinstance(env, str) else ""

@@ -38,8 +38,8 @@ def copied(infos: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(infos: Mapping[str, Any], rows: Array) -> dict[str, Any]:
-    """The chosen rows of joined infos."""
-    return {key: rows_of(value, rows) if isinstance(value, dict) else value[rows] for key, value in infos.items()}
+    """The chosen rows of joined infos; what has no rows stays as it is."""
+    return {key: _rows(value, rows) for key, value in infos.items()}
 
 
 def put_rows(into: Mapping[str, Any], infos: Mapping[str, Any], rows: Array, num_rows: int) -> dict[str, Any]:
@@ -56,6 +56,12 @@ def put_rows(into: Mapping[str, Any], infos: Mapping[str, Any], rows: Array, num
             joined[key] = _put(old, new, rows, num_rows)
     gone = [key for key in joined if f"_{key}" in joined and not joined[f"_{key}"].any()]
     return {key: value for key, value in joined.items() if key not in gone and key.removeprefix("_") not in gone}
+
+
+def _rows(value: Any, rows: Array) -> Any:
+    if isinstance(value, dict):
+        return rows_of(value, rows)
+    return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def _put(old: Array | None, new: Array | None, rows: Array, num_rows: int) -> Array:

@@ -57,6 +57,7 @@ def is_a_vector_env(make: Make, mode: Autoreset) -> None:
     """The attributes that Gymnasium promises."""
     with make(ScriptedEnv, 3, autoreset_mode=mode) as pool:
         single = ScriptedEnv()
+        assert pool.autoreset_mode is AutoresetMode(mode.value)
         assert isinstance(pool, VectorEnv)
         assert pool.num_envs == 3
         assert pool.single_observation_space == single.observation_space
@@ -296,6 +297,10 @@ def methods_and_attributes_reach_each_env(make: Make, mode: Autoreset) -> None:
         pool.set_attr("name", "e")
         assert pool.get_attr("name") == ("e", "e")
         expect(UsageError, lambda: pool.set_attr("name", ["x"]))
+        pool.set_attr("name", ["f"], [1])
+        assert pool.get_attr("name") == ("e", "f")
+        pool.set_attr("name", "g", [0])
+        assert pool.get_attr("name") == ("g", "f")
         expect(EnvFailed, lambda: pool.call("no_such_thing"))
         expect(EnvFailed, lambda: pool.call("double"))
         pool.step(acts(Act.GO_ON, Act.GO_ON))
