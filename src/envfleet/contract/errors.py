@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+RECV_GOES_ON = "Nothing is lost: recv() goes on waiting for this batch"  # what a timeout of pool and cluster says
+
 
 class EnvFleetError(Exception):
     """Base of all exceptions that EnvFleet raises on purpose."""
