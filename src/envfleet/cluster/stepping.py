@@ -12,14 +12,13 @@ from envfleet.cluster.messages import Reset, RowsReady, Step
 from envfleet.cluster.orders import Expected
 from envfleet.cluster.rollouts import RolloutForm, Rows
 from envfleet.cluster.run import Run
-from envfleet.contract.errors import EnvBusy, NotReset, UsageError
+from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NotReset, UsageError
 from envfleet.pool.batch_rows import rows_of_result
 
 Array = np.ndarray[Any, Any]
 StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
 
 EXPECTS_ROWS = Expected(RowsReady)
-RECV_GOES_ON = "Nothing is lost: recv() goes on waiting for this batch"
 MUST_RESET = "There is no batch: the rows of all workers are dropped. Call reset() for all envs before the next step()"
 
 

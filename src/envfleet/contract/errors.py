@@ -32,6 +32,8 @@ from typing import Any
 
 from gymnasium import error
 
+RECV_GOES_ON = "Nothing is lost: recv() goes on waiting for this batch"  # what a timeout of pool and cluster says
+
 
 class EnvFleetError(Exception):
     """Base of all exceptions that EnvFleet raises on purpose."""

@@ -18,7 +18,15 @@ from numpy.typing import ArrayLike
 from envfleet import _native
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvBusy, NothingToReceive, NotReset, PoolClosed, PoolTimeout, UsageError
+from envfleet.contract.errors import (
+    RECV_GOES_ON,
+    EnvBusy,
+    NothingToReceive,
+    NotReset,
+    PoolClosed,
+    PoolTimeout,
+    UsageError,
+)
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
@@ -27,7 +35,6 @@ from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.infos import join_infos, object_column
 
 # What a PoolTimeout says at the end.
-RECV_GOES_ON = "Nothing is lost: recv() goes on waiting for this batch"
 NOTHING_WAS_RESET = "Nothing is lost, and nothing was reset: recv() goes on waiting for the batch in flight"
 CALL_GOES_ON = "The call goes on, but its result is dropped; what is asked of that env next waits for it"
 
