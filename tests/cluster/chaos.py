@@ -261,7 +261,7 @@ def run(seconds, seed, wire="ipc", **settings_of_wire):
         wait_until(lambda: not worker_pids(), "no worker is left")
     gc.collect()
     if len(os.listdir("/proc/self/fd")) > fds_before:
-        raise AssertionError("file descriptors are left")
+        raise AssertionError(f"file descriptors are left: {len(os.listdir('/proc/self/fd'))}, {fds_before} before")
     if report.growth_bytes > over.setup.most_growth_bytes:
         raise AssertionError(f"memory grew by {report.growth_bytes / 2**20:.1f} MiB: {report}")
     return report

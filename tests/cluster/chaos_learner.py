@@ -29,6 +29,7 @@ class Setup:
     num_workers: int = 3
     num_envs: int = 2  # of each worker
     num_steps: int = 20
+    phase_s: tuple[float, float] = (2.0, 8.0)  # how long a stream, rollouts or steps go on; then comes something else
 
 
 def worker_pids():
@@ -105,7 +106,7 @@ class Learner:
 
     def learn_until(self, end_s):
         while time.monotonic() < end_s:
-            phase_s = min(end_s, time.monotonic() + self._rng.uniform(2.0, 8.0))
+            phase_s = min(end_s, time.monotonic() + self._rng.uniform(*self._setup.phase_s))
             self._accounts.interrupted(self._envs.num_envs)
             self._rng.choices((self._stream_until, self._collect_until, self._step_until), (5, 3, 2))[0](phase_s)
 

@@ -19,13 +19,13 @@ WEIGHT_BYTES = 60_000_000
 ROLLOUT_BYTES = 50_000_000
 NUM_WORKERS, NUM_ENVS, NUM_STEPS = 2, 2, 20
 SILENCE_S = 3.0
-CALM = Link(rate_bps=400e6, delay_s=0.001)
+CALM = Link(rate_bps=400e6, delay_s=0.001, queue_bytes=1 << 20)
 MTU = 9000  # the process that carries packets is Python: it has the time for some thousands of them each second
 BUSY_BYTES, BUSY_S = 4_000_000, 0.2  # so much in so short a time: a large payload is under way
 
 SETUP = Setup(
     env=BulkyEnv,
-    env_kwargs={"obs_bytes": ROLLOUT_BYTES // (NUM_ENVS * NUM_STEPS)},
+    env_kwargs={"obs_bytes": ROLLOUT_BYTES // (NUM_ENVS * NUM_STEPS) // 8 * 8},
     make_agent=partial(BulkyAgent, WEIGHT_BYTES),
     settings={"heartbeat_s": 0.5, "silence_s": SILENCE_S, "reconnect_s": 2.0, "resend_s": 1.0},
     longest_pause_s=150.0,  # a cut of 40 s, the start of workers and 240 MB for them on a bad link fit in
@@ -34,6 +34,7 @@ SETUP = Setup(
     num_workers=NUM_WORKERS,
     num_envs=NUM_ENVS,
     num_steps=NUM_STEPS,
+    phase_s=(10.0, 25.0),
 )
 
 
@@ -134,7 +135,7 @@ class Weather(threading.Thread):
         for pid in pids:
             _send(pid, signal.SIGCONT)
 
-    def _wait_until_busy(self, name, timeout_s=10.0):
+    def _wait_until_busy(self, name, timeout_s=5.0):
         """Until a large payload is under way in this direction, or not for `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         before = getattr(self._wire.counts(), name).tcp_bytes
