@@ -238,6 +238,9 @@ class OverMessages:
         self.settings = {"launcher": self._wire, "head_address": self._wire.address}
         self.fate = Fate(self._wire, seed)
 
+    def begin(self, learner):
+        self.fate.start()
+
     def counts(self):
         return self._wire.counts()
 
@@ -275,7 +278,7 @@ def _learn(seconds, seed, over):
     with envfleet.ClusterEnv(setup.env, setup.num_workers, setup.num_envs, **settings) as envs:
         learner = Learner(envs, random.Random(seed), setup)
         begin_s = time.monotonic()
-        over.fate.start()
+        over.begin(learner)
         try:
             learner.learn_until(begin_s + seconds)
         finally:
