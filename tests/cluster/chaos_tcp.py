@@ -10,10 +10,9 @@ import time
 from collections import Counter
 from functools import partial
 
+from bulky_envs import BulkyAgent, BulkyEnv
 from chaos_learner import Setup, worker_pids
 from tun_wire import DIRECTIONS, Link, TunWire
-
-from cluster_envs import BulkyAgent, BulkyEnv
 
 WEIGHT_BYTES = 60_000_000
 ROLLOUT_BYTES = 50_000_000
