@@ -238,6 +238,9 @@ class OverMessages:
         self.settings = {"launcher": self._wire, "head_address": self._wire.address}
         self.fate = Fate(self._wire, seed)
 
+    def begin(self, learner):
+        self.fate.start()
+
     def counts(self):
         return self._wire.counts()
 
@@ -261,7 +264,7 @@ def run(seconds, seed, wire="ipc", **settings_of_wire):
         wait_until(lambda: not worker_pids(), "no worker is left")
     gc.collect()
     if len(os.listdir("/proc/self/fd")) > fds_before:
-        raise AssertionError("file descriptors are left")
+        raise AssertionError(f"file descriptors are left: {len(os.listdir('/proc/self/fd'))}, {fds_before} before")
     if report.growth_bytes > over.setup.most_growth_bytes:
         raise AssertionError(f"memory grew by {report.growth_bytes / 2**20:.1f} MiB: {report}")
     return report
@@ -275,7 +278,7 @@ def _learn(seconds, seed, over):
     with envfleet.ClusterEnv(setup.env, setup.num_workers, setup.num_envs, **settings) as envs:
         learner = Learner(envs, random.Random(seed), setup)
         begin_s = time.monotonic()
-        over.fate.start()
+        over.begin(learner)
         try:
             learner.learn_until(begin_s + seconds)
         finally:

@@ -29,6 +29,8 @@ class Setup:
     num_workers: int = 3
     num_envs: int = 2  # of each worker
     num_steps: int = 20
+    publish_share: float = 0.2  # of rollouts after which there are new weights
+    phase_s: tuple[float, float] = (2.0, 8.0)  # how long a stream, rollouts or steps go on; then comes something else
 
 
 def worker_pids():
@@ -101,11 +103,12 @@ class Learner:
         self._accounts = Accounts()
         self._memory = Memory()
         self._last_s = time.monotonic()
+        self.num_taken = 0  # rollouts and steps
         self.report = Report()
 
     def learn_until(self, end_s):
         while time.monotonic() < end_s:
-            phase_s = min(end_s, time.monotonic() + self._rng.uniform(2.0, 8.0))
+            phase_s = min(end_s, time.monotonic() + self._rng.uniform(*self._setup.phase_s))
             self._accounts.interrupted(self._envs.num_envs)
             self._rng.choices((self._stream_until, self._collect_until, self._step_until), (5, 3, 2))[0](phase_s)
 
@@ -155,6 +158,7 @@ class Learner:
             was_lost = is_lost
 
     def _progress(self):
+        self.num_taken += 1
         now_s = time.monotonic()
         self.report.longest_pause_s = max(self.report.longest_pause_s, now_s - self._last_s)
         self._last_s = now_s
@@ -172,7 +176,7 @@ class Learner:
                 raise AssertionError(
                     f"worker {env_id // self._setup.num_envs}: not the actions of version {rollout.versions[worker]}"
                 )
-        if self._rng.random() < 0.2:
+        if self._rng.random() < self._setup.publish_share:
             action = self._rng.randrange(3)
             self._agent.weights = {name: np.full_like(array, action) for name, array in self._agent.weights.items()}
             version = self._envs.publish(self._agent)

@@ -10,30 +10,32 @@ import time
 from collections import Counter
 from functools import partial
 
+from bulky_envs import BulkyAgent, BulkyEnv
 from chaos_learner import Setup, worker_pids
 from tun_wire import DIRECTIONS, Link, TunWire
-
-from cluster_envs import BulkyAgent, BulkyEnv
 
 WEIGHT_BYTES = 60_000_000
 ROLLOUT_BYTES = 50_000_000
 NUM_WORKERS, NUM_ENVS, NUM_STEPS = 2, 2, 20
 SILENCE_S = 3.0
-CALM = Link(rate_bps=400e6, delay_s=0.001)
+CALM = Link(rate_bps=400e6, delay_s=0.001, queue_bytes=1 << 20)
 MTU = 9000  # the process that carries packets is Python: it has the time for some thousands of them each second
+RECOVERY = 0.8  # so often the next blow waits until something has come after the last one
 BUSY_BYTES, BUSY_S = 4_000_000, 0.2  # so much in so short a time: a large payload is under way
 
 SETUP = Setup(
     env=BulkyEnv,
-    env_kwargs={"obs_bytes": ROLLOUT_BYTES // (NUM_ENVS * NUM_STEPS)},
+    env_kwargs={"obs_bytes": ROLLOUT_BYTES // (NUM_ENVS * NUM_STEPS) // 8 * 8},
     make_agent=partial(BulkyAgent, WEIGHT_BYTES),
-    settings={"heartbeat_s": 0.5, "silence_s": SILENCE_S, "reconnect_s": 2.0, "resend_s": 1.0},
-    longest_pause_s=150.0,  # a cut of 40 s, the start of workers and 240 MB for them on a bad link fit in
+    settings={"heartbeat_s": 0.5, "silence_s": SILENCE_S, "reconnect_s": 5.0, "resend_s": 1.0},
+    longest_pause_s=240.0,  # two cuts of 40 s, new workers and 240 MB for them on a bad link fit in
     most_growth_bytes=200 << 20,  # four payloads: one that stays after each cut would soon be more
     has_payloads=True,
     num_workers=NUM_WORKERS,
     num_envs=NUM_ENVS,
     num_steps=NUM_STEPS,
+    phase_s=(10.0, 25.0),
+    publish_share=0.6,
 )
 
 
@@ -46,6 +48,10 @@ class OverTcp:
         self._wire = TunWire(CALM, CALM, seed=seed, mtu=MTU)
         self.settings = {"launcher": self._wire.launcher(log_dir=folder)}
         self.fate = Weather(self._wire, seed, longest_cut_s)
+
+    def begin(self, learner):
+        self.fate.learner = learner
+        self.fate.start()
 
     def counts(self):
         return dataclasses.asdict(self._wire.counts())
@@ -63,6 +69,7 @@ class Weather(threading.Thread):
         self._rng = random.Random(seed)
         self._longest_cut_s = longest_cut_s
         self._is_over = threading.Event()
+        self.learner = None  # who shows that there is progress
         self.blows = Counter()
         self._kinds = {
             "cut": self._cut,
@@ -85,7 +92,9 @@ class Weather(threading.Thread):
                 self._kinds[kind]()
             finally:
                 self._wire.set(to_workers=CALM, to_head=CALM)
-            self._is_over.wait(self._rng.uniform(1.0, 6.0))
+            if self._rng.random() < RECOVERY:
+                self._wait_for_progress()
+            self._is_over.wait(self._rng.uniform(0.5, 4.0))
 
     def close(self):
         self._is_over.set()
@@ -134,7 +143,12 @@ class Weather(threading.Thread):
         for pid in pids:
             _send(pid, signal.SIGCONT)
 
-    def _wait_until_busy(self, name, timeout_s=10.0):
+    def _wait_for_progress(self):
+        before = self.learner.num_taken
+        while self.learner.num_taken == before and not self._is_over.wait(0.1):
+            pass  # the learner has a deadline
+
+    def _wait_until_busy(self, name, timeout_s=5.0):
         """Until a large payload is under way in this direction, or not for `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         before = getattr(self._wire.counts(), name).tcp_bytes

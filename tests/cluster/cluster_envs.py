@@ -74,20 +74,6 @@ class CountingEnv(gymnasium.Env):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class BulkyEnv(CountingEnv):
-    """Its observations are `obs_bytes` large: what follows name and number repeats the number."""
-
-    def __init__(self, obs_bytes, **settings):
-        super().__init__(**settings)
-        self.observation_space = spaces.Box(0.0, 2.0**53, (obs_bytes // 8,), np.float64)
-
-    def _obs(self):
-        name, number = super()._obs()
-        obs = np.full(self.observation_space.shape, number)
-        obs[0] = name
-        return obs
-
-
 class NotHereEnv(CountingEnv):
     """Cannot be built on a worker."""
 
@@ -124,18 +110,6 @@ class Agent:
 
     def set_weights(self, weights):
         self.weights = {name: np.array(array) for name, array in weights.items()}
-
-
-class BulkyAgent(Agent):
-    """Has `weight_bytes` of weights, each of which repeats the action."""
-
-    def __init__(self, weight_bytes):
-        super().__init__()
-        self.weights["ballast"] = np.zeros(weight_bytes // 8, np.int64)
-
-    def set_weights(self, weights):
-        super().set_weights(weights)
-        _require((self.weights["ballast"] == self.weights["action"]).all(), "weights were damaged on the way")
 
 
 class OtherAgent(Agent):

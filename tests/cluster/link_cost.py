@@ -9,10 +9,10 @@ import contextlib
 import time
 from dataclasses import dataclass
 
+from bulky_envs import BulkyAgent, BulkyEnv
 from tun_wire import Link, TunWire
 
 import envfleet
-from cluster_envs import BulkyAgent, BulkyEnv
 
 NUM_ENVS, NUM_STEPS = 2, 10
 SMALL_BYTES = 1024

@@ -36,7 +36,7 @@ def test_chaos_over_tcp(tun_wire_or_skip):
     report = json.loads(done.stdout.splitlines()[-1])
     print(report)
     assert report["longest_pause_s"] < SETUP.longest_pause_s
-    assert report["num_rollouts"] > 3 and report["num_versions"] > 1 and report["blows"]["cut"] > 0
+    assert report["num_rollouts"] > 1 and report["blows"]["cut"] > 0
     assert report["wire"]["to_workers"]["num_cut"] > 0 and report["wire"]["to_head"]["num_cut"] > 0
 
 

@@ -14,7 +14,8 @@ HEAD = """
     sys.path[:0] = {paths!r}
     from tun_wire import Link, TunWire
     import envfleet
-    from cluster_envs import BulkyAgent, CountingEnv
+    from bulky_envs import BulkyAgent
+    from cluster_envs import CountingEnv
     from waiting import wait_until
 
     agent, link = BulkyAgent({weight_bytes}), Link(rate_bps=100e6, delay_s=0.005)
