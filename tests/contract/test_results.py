@@ -71,7 +71,7 @@ def test_python_values_are_taken(space, obs):
         (UINT8, None),
         (UINT8, 1),
         (UINT8, np.zeros((1, 2), np.uint8)),
-        (UINT8, object()),
+        pytest.param(UINT8, object(), id="object"),
         (FLOAT32, ["a", "b"]),
         (FLOAT32, np.array([None, None])),
         (spaces.Discrete(5), 3.0),

@@ -259,14 +259,15 @@ class Talks(ScriptedEnv):
         return obs, reward, terminated, truncated, info
 
 
-def test_infos_may_be_large_or_odd_and_what_cannot_travel_is_said():
+def test_infos_may_be_large_or_odd_and_what_cannot_travel_is_said(caplog):
     with envfleet.make(Talks, 2, backend="process", num_workers=1) as pool:
         pool.reset(seed=0)
         *_, infos = pool.step(np.array([1, 0]))
         assert infos["function"][0]() == 5
         assert infos["large"][0, -1] == 1_999_999
         obs, *_, infos = pool.step(np.array([2, 0]))
-        assert "cannot be passed to another process" in infos["env_error"][0]
+        assert "lock" not in infos and "env_error" not in infos
+        assert "info['lock'] is left out" in caplog.text
         assert obs[:, 1].tolist() == [2, 2]
 
 

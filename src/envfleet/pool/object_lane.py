@@ -40,7 +40,9 @@ class ObjectLane:
             )
 
     def reopen(self, pid: int) -> None:
-        """Open the file again: process `pid` has it under the same number. Raises OSError if that is not so."""
+        """Open the file again if it was closed: process `pid` has it under the same number, or this raises OSError."""
+        if _file_of(self._fd) == self._file:
+            return
         fd = os.open(f"/proc/{pid}/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         if _file_of(fd) != self._file:
             os.close(fd)

@@ -100,8 +100,7 @@ def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
         process.loop()
     except BaseException as error:
         with contextlib.suppress(OSError):
-            if isinstance(error, FileClosed):
-                lane.reopen(os.getppid())
+            lane.reopen(os.getppid())
             lane.put(windows.reply(child), Failure.of(-1, error))
             sys.exit(BROKE_DOWN)
         raise
