@@ -22,6 +22,13 @@ from envfleet.launchers import kubernetes_job
 PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # "python" is this one
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of this folder have deadlines of their own, which are longer than that for all on a busy machine."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def real_servers(tmp_path_factory):
     bin_folder = os.environ["ENVFLEET_KUBE_BIN"]

@@ -37,7 +37,7 @@ def test_the_head_is_killed_while_its_pods_are_pending(kube, head_environment):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    watchdog = threading.Timer(LONG_S, head.kill)
+    watchdog = threading.Timer(2 * LONG_S, head.kill)  # it imports the client first
     watchdog.start()
     try:
         assert head.stdout.readline() == b"pending\n"

@@ -16,7 +16,7 @@ from envfleet.testing.launcher_conformance import LAUNCHER_CHECKS, LauncherCase
 from waiting import is_running, wait_until
 
 AGENT = Agent()
-LONG_S = 90.0
+LONG_S = 180.0
 
 
 def launcher(kube, image="test/worker", **settings):

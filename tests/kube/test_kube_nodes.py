@@ -62,7 +62,7 @@ def cluster(kube, **options):
         launcher=settings(kube),
         backend="serial",
         address="tcp://127.0.0.1:0",
-        timeout_s=90.0,
+        timeout_s=180.0,
         **options,
     )
 
@@ -79,7 +79,7 @@ def test_the_run_goes_on_elsewhere(kube, second_node):
             wait_until(
                 lambda: envs.stats().workers[0].stage == "present" and envs.stats().workers[0].pid != before,
                 "another worker has come",
-                90.0,
+                180.0,
             )
             assert envs.rollout(AGENT, 4).rewards.shape == (4, 2)
         finally:

@@ -102,7 +102,7 @@ def test_a_sidecar_that_cannot_start_is_not_the_workers_image(kube, tmp_path, si
 def test_a_run_goes_on_with_another_worker(kube, sidecar, monkeypatch):
     """Not because the Job controller takes too long: it has nothing to do, for the pod runs."""
     monkeypatch.setattr(kubernetes_status, "REVIVAL_S", 1e9)
-    options = {"backend": "serial", "address": "tcp://127.0.0.1:0", "timeout_s": 90.0, "join_timeout_s": 600.0}
+    options = {"backend": "serial", "address": "tcp://127.0.0.1:0", "timeout_s": 180.0, "join_timeout_s": 600.0}
     with envfleet.ClusterEnv("CartPole-v1", 1, 2, launcher=settings(kube), **options) as envs:
         envs.rollout(Agent(), 4)
         before = envs.stats().workers[0].pid
@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_another_worker(kube, sidecar, monkeypatch):
         wait_until(
             lambda: envs.stats().workers[0].stage == "present" and envs.stats().workers[0].pid != before,
             "another worker has come",
-            90.0,
+            180.0,
         )
         assert envs.rollout(Agent(), 4).rewards.shape == (4, 2)
         assert len(kube.names("jobs")) == 1

@@ -8,7 +8,7 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("looks_often")
 
-LONG_S = 60.0
+LONG_S = 120.0
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from envfleet.launchers.kubernetes import Kubernetes
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from waiting import wait_until
 
-LONG_S = 60.0  # a real Job controller waits 10 s and more before it replaces a pod
+LONG_S = 120.0  # a real Job controller waits 10 s and more before it replaces a pod
 PENDING, RUNNING, ENDED, REFUSED = (
     WorkerState.PENDING,
     WorkerState.RUNNING,
