@@ -21,10 +21,11 @@ NOTE = "<!-- Written by docs/generate_protocol.py; change the docstrings in src/
 
 
 FRAMES = """
-A message is one multipart message of ZeroMQ. Its first frame is MessagePack: `[message, arrays]`, where `message` is a
-map with its tag under `type`, and `arrays` has `[name, dtype, shape, packed, inline]` for each array. A small array's
-bytes are in `inline`; for the others, in turn, there is a frame each, compressed with zstd if `packed` is true. What
-is missing at the end is false or nil. Values are little-endian and in C order.
+A message is one multipart message of ZeroMQ; one of a worker begins with a frame that holds the name of its process,
+16 random bytes that stay the same on all its connections. The next frame, the header, is MessagePack: `[message,
+arrays]`, where `message` is a map with its tag under `type`, and `arrays` has `[name, dtype, shape, packed, inline]`
+for each array. A small array's bytes are in `inline`; for the others, in turn, there is a frame each, compressed with
+zstd if `packed` is true. What is missing at the end is false or nil. Values are little-endian and in C order.
 """
 
 

@@ -44,14 +44,13 @@ TIMINGS = {"heartbeat_s": 0.2, "silence_s": 3.0, "reconnect_s": 2.0, "resend_s":
 LONGEST_PAUSE_S = 45.0  # a stopped wire, a start and a back-off fit in
 DROP, DOUBLE, DELAY = 0.02, 0.02, 0.1  # of all messages
 MOST_DELAY_S = 0.4
-NAME_BYTES = 16  # of the name that a worker gives itself
 
 
 # -- the wire --
 
 
 class Proxy:
-    """Stands between head and workers; each worker has a connection of its own to the head, under its own name."""
+    """Stands between head and workers; each connection of a worker has one of its own to the head."""
 
     def __init__(self, front, back, seed, counts_path):
         self._rng = random.Random(seed)
@@ -61,12 +60,11 @@ class Proxy:
         self._context = zmq.Context()
         self._front = self._socket(zmq.ROUTER)
         self._front.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._front.bind(front)
         self._backs = {}
         self._poller = zmq.Poller()
         self._poller.register(self._front, zmq.POLLIN)
-        self._late = []  # (when, count, is for the head, process, frames)
+        self._late = []  # (when, count, is for the head, connection, frames)
         self._count = itertools.count()
 
     def run(self):
@@ -76,14 +74,11 @@ class Proxy:
             wait_s = min([self._late[0][0] - now_s] if self._late else [0.5])
             ready = dict(self._poller.poll(max(0, int(wait_s * 1000) + 1)))
             if self._front in ready:
-                process, *frames = self._front.recv_multipart()
-                # What is left of a connection that another took over comes under a name that ZeroMQ made up. To go
-                # to the head under such a name would end it: libzmq aborts when it makes up the same one there.
-                if len(process) == NAME_BYTES:
-                    self._weather(True, process, frames)
-            for process, back in list(self._backs.items()):
+                connection, *frames = self._front.recv_multipart()
+                self._weather(True, connection, frames)
+            for connection, back in list(self._backs.items()):
                 if back in ready:
-                    self._weather(False, process, back.recv_multipart())
+                    self._weather(False, connection, back.recv_multipart())
             while self._late and self._late[0][0] <= time.monotonic():
                 self._pass_on(*heapq.heappop(self._late)[2:])
             if time.monotonic() > next_word_s:
@@ -91,7 +86,7 @@ class Proxy:
                 self._counts_path.with_suffix(".new").write_text(json.dumps(self._counts))
                 self._counts_path.with_suffix(".new").rename(self._counts_path)
 
-    def _weather(self, is_for_head, process, frames):
+    def _weather(self, is_for_head, connection, frames):
         self._counts["messages"] += 1
         chance = self._rng.random()
         if chance < DROP:
@@ -99,37 +94,36 @@ class Proxy:
             return
         if chance < DROP + DOUBLE:
             self._counts["doubled"] += 1
-            self._delay(is_for_head, process, frames)
+            self._delay(is_for_head, connection, frames)
         if chance > 1.0 - DELAY:
             self._counts["delayed"] += 1
-            self._delay(is_for_head, process, frames)
+            self._delay(is_for_head, connection, frames)
         else:
-            self._pass_on(is_for_head, process, frames)
+            self._pass_on(is_for_head, connection, frames)
 
-    def _delay(self, is_for_head, process, frames):
+    def _delay(self, is_for_head, connection, frames):
         when_s = time.monotonic() + self._rng.random() * MOST_DELAY_S
-        heapq.heappush(self._late, (when_s, next(self._count), is_for_head, process, frames))
+        heapq.heappush(self._late, (when_s, next(self._count), is_for_head, connection, frames))
 
-    def _pass_on(self, is_for_head, process, frames):
+    def _pass_on(self, is_for_head, connection, frames):
         if not is_for_head:
             try:
-                self._front.send_multipart([process, *frames], zmq.NOBLOCK)
+                self._front.send_multipart([connection, *frames], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 if error.errno == zmq.EHOSTUNREACH:  # the worker has hung up, and so do we
-                    self._hang_up(process)
+                    self._hang_up(connection)
             return
-        if process not in self._backs:
+        if connection not in self._backs:
             back = self._socket(zmq.DEALER)
-            back.setsockopt(zmq.ROUTING_ID, process)
             back.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
             back.connect(self._back_address)
-            self._backs[process] = back
+            self._backs[connection] = back
             self._poller.register(back, zmq.POLLIN)
         with contextlib.suppress(zmq.Again):
-            self._backs[process].send_multipart(frames, zmq.NOBLOCK)
+            self._backs[connection].send_multipart(frames, zmq.NOBLOCK)
 
-    def _hang_up(self, process):
-        back = self._backs.pop(process, None)
+    def _hang_up(self, connection):
+        back = self._backs.pop(connection, None)
         if back is not None:
             self._poller.unregister(back)
             back.close()

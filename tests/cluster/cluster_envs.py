@@ -74,6 +74,33 @@ class CountingEnv(gymnasium.Env):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class WideEnv(CountingEnv):
+    """Observations of half a megabyte, and actions of any size; episodes do not end."""
+
+    NUM_NUMBERS = 65_536
+
+    def __init__(self, num_action_numbers=0, ballast=b"", **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Box(0.0, 2.0**53, (self.NUM_NUMBERS,), np.float64)
+        self.ballast = ballast
+        if num_action_numbers:
+            self.action_space = spaces.Box(-1.0, 1.0, (num_action_numbers,), np.float32)
+
+    def step(self, action):
+        if self.folder is not None:
+            self._obey()
+        return self._obs(), float(np.sum(action)), False, False, {}
+
+    def num_ballast_bytes(self):
+        return len(self.ballast)
+
+    def _obs(self):
+        name, number = super()._obs()
+        obs = np.full(self.NUM_NUMBERS, number)
+        obs[0] = name
+        return obs
+
+
 class NotHereEnv(CountingEnv):
     """Cannot be built on a worker."""
 
@@ -110,6 +137,14 @@ class Agent:
 
     def set_weights(self, weights):
         self.weights = {name: np.array(array) for name, array in weights.items()}
+
+
+class HeavyAgent(Agent):
+    """Has more weights than it needs."""
+
+    def __init__(self, action=0, num_bytes=0):
+        super().__init__(action)
+        self.weights["ballast"] = np.random.default_rng(action).integers(0, 256, num_bytes, np.uint8)
 
 
 class OtherAgent(Agent):

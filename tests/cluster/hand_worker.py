@@ -84,11 +84,12 @@ class HandWorker:
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)
         dealer.linger = 0
-        dealer.setsockopt(zmq.ROUTING_ID, self.process)
         dealer.connect(self._address)
-        dealer.send_multipart(
-            encode(Join(protocol=PROTOCOL_VERSION, worker=self.worker, host="by-hand", pid=os.getpid()))
-        )
+
+        def send(frames):
+            dealer.send_multipart([self.process, *frames])
+
+        send(encode(Join(protocol=PROTOCOL_VERSION, worker=self.worker, host="by-hand", pid=os.getpid())))
         last_order, next_beat_s = 0, 0.0
         try:
             while not self._is_over.is_set():
@@ -97,18 +98,18 @@ class HandWorker:
                     self.received.append(message)
                     if isinstance(message, Welcome):
                         last_order = message.first_order - 1
-                        dealer.send_multipart(self._ready())
+                        send(self._ready())
                     if isinstance(message, Collect) and message.order == last_order + 1:
                         last_order = message.order
                         for frames in self._answers(self, message):
-                            dealer.send_multipart(frames)
+                            send(frames)
                 with self._lock:
                     outgoing, self._outgoing = self._outgoing, []
                 for frames in outgoing:
-                    dealer.send_multipart(frames)
+                    send(frames)
                 if self.has(Welcome) and time.monotonic() > next_beat_s:
                     next_beat_s = time.monotonic() + 0.2
-                    dealer.send_multipart(encode(Heartbeat(received=last_order)))
+                    send(encode(Heartbeat(received=last_order)))
         finally:
             dealer.close()
             context.term()

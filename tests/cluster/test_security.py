@@ -122,7 +122,7 @@ def dealer(address, prepare=lambda it: None):
 def hears_nothing_of(it, envs, accounts):
     """Asks for everything it can think of while the run goes on."""
     for frames in (JOIN, encode(PullWeights(held_version=-1)), encode(Heartbeat(received=0))):
-        it.send_multipart(frames)
+        it.send_multipart([b"a worker's name.", *frames])
     for _ in range(NUM_ROLLOUTS):
         accounts.add(envs.rollout(Agent(), 5))
         assert not it.poll(10)

@@ -113,7 +113,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 "tcp://host:port", always encrypted; port 0 takes a free one. None, with workers on other machines: at
                 the address of this machine that is on the way to them.
             head_address: Where workers find the head, if that is another address.
-            timeout_s: The longest wait for workers before ClusterTimeout.
+            timeout_s: The longest wait for workers before ClusterTimeout. Time in which large messages make progress
+                over a slow network does not count.
             pool_timeout_s: The longest wait of a worker for its pool.
             start_timeout_s: The longest wait for all workers to be ready, and of a worker for its pool to be built.
                 Time in the queue of Slurm or Kubernetes does not count: the launcher's `queue_timeout_s` is for that.
@@ -122,7 +123,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             join_timeout_s: A worker that runs but has not joined after so long is started again.
             max_worker_restarts: A worker is given up after so many losses without an accepted answer between them.
             heartbeat_s: Workers say so often that they are there.
-            silence_s: A connection whose other end does not answer for so long is closed.
+            silence_s: A connection whose other end does not answer for so long is closed. Large messages that were
+                under way go on where they stopped when there is a new one.
             reconnect_s: A worker whose connection stays closed for so long is lost.
             resend_s: Messages are repeated if they are not known to have arrived after so long.
         """

@@ -24,6 +24,7 @@ from envfleet.cluster.messages import (
 from envfleet.cluster.orders import Ledger
 from envfleet.cluster.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.staffing import Post
+from envfleet.cluster.transfers import Transfers
 from envfleet.cluster.values_wire import from_plain
 from envfleet.contract.stats import WorkerStats
 
@@ -66,7 +67,16 @@ class Desk:
     weight_bytes: int = 0
     rollout_bytes: int = 0
     announcement_bytes: int = 0
+    resent_bytes: int = 0  # without what the present process and its transfers count
+    worker_resent_bytes: int = 0  # as its present process says
+    transfers: Transfers = field(default_factory=lambda: Transfers(0.0, None))  # with its present process
     rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=10))  # (env steps, seconds)
+
+    def joined(self, member: Member, transfers: Transfers) -> None:
+        """A new process is this worker from now on."""
+        self.resent_bytes += self.transfers.outgoing.resent_bytes + self.worker_resent_bytes
+        self.worker_resent_bytes = 0
+        self.member, self.transfers, self.is_ready, self.not_ready = member, transfers, False, None
 
     def checked(self, message: Any, arrays: Arrays, worker: int, form: RolloutForm, newest_version: int) -> Result:
         """The result in the answer to the oldest open order. Raises BadMessage."""
@@ -139,6 +149,7 @@ class Desk:
             weight_bytes=self.weight_bytes,
             rollout_bytes=self.rollout_bytes,
             announcement_bytes=self.announcement_bytes,
+            resent_bytes=self.resent_bytes + self.transfers.outgoing.resent_bytes + self.worker_resent_bytes,
             num_restarts=post.num_restarts,
             problem=post.problem,
         )

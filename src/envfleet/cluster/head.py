@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from envfleet.cluster.head_socket import HeadSocket
 from envfleet.cluster.membership import Member
 from envfleet.cluster.messages import (
     PROCESS_NAME_BYTES,
+    AboutChunks,
     Announce,
     Cancel,
     FromWorker,
@@ -39,6 +40,7 @@ from envfleet.cluster.messages import (
 )
 from envfleet.cluster.orders import Expected, Verdict
 from envfleet.cluster.roster import Roster
+from envfleet.cluster.transfers import Digests
 from envfleet.cluster.weights import Versions
 from envfleet.cluster.wire import RunKeys
 from envfleet.contract.policy import PolicyCode
@@ -79,7 +81,8 @@ class Head:
             Leaving: self._leaving,
         }
         self._socket = HeadSocket(address, keys, config.silence_s, self)
-        self.roster = Roster(config, self.desks, self._socket.send, self._refuse)
+        digest_of = None if keys is None else Digests().of
+        self.roster = Roster(config, self.desks, self._socket.send, digest_of, self._refuse)
         self.address = self._socket.address
         self.wait = self._socket.wait
 
@@ -105,7 +108,7 @@ class Head:
             for desk, order in issued:
                 desk.ledger.issue(order)
                 if desk.is_ready and desk.member is not None:
-                    num_bytes = self.roster.send(desk.member, order.frames)
+                    num_bytes = self.roster.send_order(desk.member, order)
                     if expects.answer is RolloutReady:  # this order announces, too
                         desk.announcement_bytes += num_bytes
 
@@ -217,12 +220,16 @@ class Head:
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""
-        self.roster.find_lost(now_s)
+        self.roster.look_after(now_s)
+
+    def connected(self, process: bytes) -> None:
+        """A process has a new connection."""
+        self.roster.connected(process)
 
     def receive(self, process: bytes, frames: list[Any]) -> None:
         """Whatever came, from whomever."""
-        if len(process) != PROCESS_NAME_BYTES:  # also what a closed connection has left behind, under a new name
-            return self._refuse("malformed", process, "the sender has no name of its own")
+        if len(process) != PROCESS_NAME_BYTES:
+            return self._refuse("malformed", process[:PROCESS_NAME_BYTES], "the sender has no name of its own")
         try:
             message, arrays = self._decoder.decode(frames)
         except BadMessage as error:
@@ -238,6 +245,29 @@ class Head:
                 self._refuse("from no member", process, f"{type(message).__name__} of a process that is no member")
             self._socket.send(process, encode(Refused(why="you are no member of this run, or no longer")))
             return None
+        if isinstance(message, AboutChunks):
+            self._take_chunk(member, message, arrays, now_s)
+        else:
+            self._react(member, frames, message, arrays)
+
+    def _take_chunk(self, member: Member, chunk: AboutChunks, arrays: Arrays, now_s: float) -> None:
+        try:
+            frames = self.desks[member.worker].transfers.take(chunk, arrays, now_s)
+        except BadMessage as error:
+            self._refuse("malformed", member.process, f"{member}: {error}")
+            return self.roster.talks_nonsense(member, f"what it sends cannot be put together: {error}", now_s)
+        self.roster.send_chunks(member)
+        if frames is None:
+            return None
+        try:
+            message, arrays = self._decoder.decode(frames)
+            if not isinstance(message, tuple(self._reactions)):
+                raise BadMessage(f"{type(message).__name__} does not travel in chunks")
+        except BadMessage as error:
+            return self._refuse("malformed", member.process, f"{member}: {error}")
+        self._react(member, frames, message, arrays)
+
+    def _react(self, member: Member, frames: Sequence[Any], message: Any, arrays: Arrays) -> None:
         desk = self.desks[member.worker]
         if isinstance(message, RolloutReady | RowsReady):
             desk.rollout_bytes += sum(frame.nbytes for frame in frames)
@@ -263,10 +293,11 @@ class Head:
         desk.accept(message, result, is_wanted, member, self._num_arrivals, _now_s())
 
     def _heartbeat(self, member: Member, desk: Desk, message: Heartbeat, arrays: Arrays) -> None:
+        desk.worker_resent_bytes = message.resent_bytes
         self.roster.send_alive(member)
         if desk.is_ready:
             for order in desk.ledger.overdue(message.received, _now_s(), self._resend_s):
-                self.roster.send(member, order.frames)
+                desk.resent_bytes += self.roster.send_order(member, order)
 
     def _ready(self, member: Member, desk: Desk, message: Ready, arrays: Arrays) -> None:
         self.roster.ready(member, message, arrays, _now_s())
@@ -279,12 +310,12 @@ class Head:
 
     def _pull_code(self, member: Member, desk: Desk, message: PullCode, arrays: Arrays) -> None:
         frames = self.versions.code_frames()
-        if frames is not None:
+        if frames is not None and not desk.transfers.is_sending(frames):  # it was asked again before it can have come
             desk.code_bytes += self.roster.send(member, frames)
 
     def _pull_weights(self, member: Member, desk: Desk, message: PullWeights, arrays: Arrays) -> None:
         frames = self.versions.weight_frames()
-        if frames is not None:
+        if frames is not None and not desk.transfers.is_sending(frames):
             desk.num_pulls += 1
             desk.weight_bytes += self.roster.send(member, frames)
 

@@ -17,6 +17,9 @@ from typing import Any, Protocol
 
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 
+from envfleet.cluster.connections import Connections
+from envfleet.cluster.messages import PROCESS_NAME_BYTES
+from envfleet.cluster.strangers import Strangers
 from envfleet.cluster.wire import Doorman, RunKeys, has_message, open_router, recv_frames, send_frames
 from envfleet.contract.errors import PoolClosed
 
@@ -30,6 +33,9 @@ MOST_MESSAGES_A_TURN = 256  # so that nobody can keep the loop from everything e
 
 class Receiver(Protocol):
     """What is done with messages."""
+
+    def connected(self, process: bytes) -> None:
+        """A process was heard of on a connection that was not known; its message follows."""
 
     def receive(self, process: bytes, frames: list[Any]) -> None:
         """A message came; frames are buffers."""
@@ -57,6 +63,8 @@ class HeadSocket:
         except BaseException:
             self._close_context()
             raise
+        self._connections = Connections()
+        self._strangers = Strangers(self._router) if keys is not None else None
         self.address: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         sockets = [self._router] if self._doorman is None else [self._router, self._doorman.socket]
         self._fds = [int(each.getsockopt(zmq.FD)) for each in sockets]
@@ -67,7 +75,8 @@ class HeadSocket:
     @property
     def num_strangers(self) -> int:
         """Connections that were refused for want of the run's key."""
-        return 0 if self._doorman is None else self._doorman.num_refused
+        num_refused = 0 if self._doorman is None else self._doorman.num_refused
+        return num_refused + (0 if self._strangers is None else self._strangers.num_shut_down)
 
     @property
     def is_in_use_here(self) -> bool:
@@ -100,9 +109,11 @@ class HeadSocket:
             if self._num_waiting:
                 os.eventfd_write(self._turned_fd, 1)
 
-    def wait(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        """Turn the loop until `is_done()`, which may raise; False after `timeout_s`."""
-        deadline_s = time.monotonic() + timeout_s
+    def wait(
+        self, is_done: Callable[[], bool], timeout_s: float, progress_s: Callable[[], float] | None = None
+    ) -> bool:
+        """Turn the loop until `is_done()`, which may raise. False: `timeout_s` have passed since `progress_s()`."""
+        begun_s = time.monotonic()
         with self._lock:
             self._num_waiting += 1
         try:
@@ -113,7 +124,8 @@ class HeadSocket:
                     self._turn()
                 if is_done():
                     return True
-                left_s = deadline_s - time.monotonic()
+                since_s = begun_s if progress_s is None else max(begun_s, progress_s())
+                left_s = since_s + timeout_s - time.monotonic()
                 if left_s <= 0:
                     return False
                 self._sleep(min(left_s, TICK_S), self._turned_fd)
@@ -123,12 +135,16 @@ class HeadSocket:
 
     def send(self, process: bytes, frames: list[Any]) -> bool | None:
         """Holds the lock. False: it could not be sent now; None: the connection is closed."""
+        connection = self._connections.newest(process)
+        if connection is None:
+            return None
         try:
-            send_frames(self._router, [process, *frames])
+            send_frames(self._router, [connection, *frames])
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
+                self._connections.closed(connection)
                 return None
             raise
         return True
@@ -141,6 +157,8 @@ class HeadSocket:
         if self._thread.ident is not None:
             self._thread.join(10.0)
         with self._lock:
+            if self._strangers is not None:
+                self._strangers.close()
             self._router.close()
             self._close_context()
             os.close(self._turned_fd)
@@ -161,9 +179,12 @@ class HeadSocket:
         # Last: whatever is sent may hide that something came.
         num_received = 0
         while num_received < MOST_MESSAGES_A_TURN and has_message(self._router):
-            process, *frames = recv_frames(self._router)
+            connection, name, *frames = recv_frames(self._router)
             num_received += 1
-            self._receiver.receive(process.bytes, [frame.buffer for frame in frames])
+            process = name.bytes
+            if len(process) == PROCESS_NAME_BYTES and self._connections.heard(connection.bytes, process):
+                self._receiver.connected(process)
+            self._receiver.receive(process, [frame.buffer for frame in frames])
         self._has_more = num_received == MOST_MESSAGES_A_TURN
 
     def _turn_in_background(self) -> None:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zmq  # noqa: TID253 - only the cluster's own processes come here
 
-from envfleet.cluster.codec import BadMessage, Decoder, encode
+from envfleet.cluster.codec import encode
 from envfleet.cluster.messages import (
-    PROCESS_NAME_BYTES,
     PROTOCOL_VERSION,
     Alive,
     Announce,
     Cancel,
     Code,
-    FromHead,
     Heartbeat,
     Join,
     Leaving,
@@ -35,9 +30,9 @@ from envfleet.cluster.messages import (
     Weights,
     Welcome,
 )
-from envfleet.cluster.orders import Outbox
-from envfleet.cluster.watchdog import Watchdog
-from envfleet.cluster.wire import has_message, open_dealer, recv_frames, send_frames
+from envfleet.cluster.orders import Numbered, Outbox
+from envfleet.cluster.transfers import num_bytes
+from envfleet.cluster.worker_socket import FIRST_RESEND_S, WorkerSocket
 from envfleet.contract.errors import ClusterError
 from envfleet.contract.exits import WorkerExit
 
@@ -47,7 +42,7 @@ Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 JOIN_S = 60.0  # for an answer to Join
-PULL_S = 60.0  # for an answer to a pull
+PULL_S = 60.0  # for an answer to a pull, or the next chunk of it
 ASK_AGAIN_S = 1.0
 FINISH_S = 10.0  # for the head to accept the last answers of a worker that leaves
 HEAD_SILENT_S = 600.0  # heartbeats that are not answered for so long, though the connection is open: the head is gone
@@ -72,13 +67,6 @@ class Link:
     def __init__(self, address: str, worker: int, keys: str | None, silence_s: float) -> None:
         """Connect; to be closed."""
         self.worker = worker
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._process = secrets.token_bytes(PROCESS_NAME_BYTES)
-        self._dealer = open_dealer(self._context, address, self._process, keys, silence_s)
-        path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
-        self._watchdog = Watchdog(self._dealer, path)
-        self._dealer.connect(address)
-        self._decoder: Decoder[Any] = Decoder(FromHead)
         self._orders: deque[tuple[Any, Arrays]] = deque()
         self._outbox = Outbox(received=0)
         self._welcome: tuple[Welcome, Arrays] | None = None
@@ -87,43 +75,46 @@ class Link:
         self._next_beat_s = 0.0
         self._num_unanswered = 0  # heartbeats
         self._heartbeat_s = 1.0
-        self._resend_s = 5.0
-        self._ready_frames: list[Any] | None = None  # to be said again until the head has heard it
-        self._ready_s = 0.0
+        self._resend_s = FIRST_RESEND_S
+        self._ready: Numbered | None = None  # to be said again until the head has heard it
+        self._resent_bytes = 0  # of messages; the transfers count their chunks
         self._compression: str | None = None
+        self._told_to_leave: Leave | None = None  # by the head
         self.announced = Announce(version=0, divergence=None, measured_version=-1)  # the newest
         self.cancelled_through = 0
         self.leave_because: str | None = None  # set by a signal handler or another thread: at once
         self.finish_because: str | None = None  # set by a signal handler: when the present order is done
         self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=socket.gethostname(), pid=os.getpid()))
+        self._socket = WorkerSocket(address, keys, silence_s, self._take)
 
     def join(self) -> tuple[Welcome, Arrays]:
         """Ask to take part."""
         welcome, arrays = self._ask(self._join, lambda: self._welcome, JOIN_S, "to take this worker in")
         self._outbox = Outbox(received=welcome.first_order - 1)
         self._heartbeat_s, self._resend_s = welcome.heartbeat_s, welcome.resend_s
+        self._socket.transfers.outgoing.resend_s = welcome.resend_s
         self._compression = welcome.compression
         return welcome, arrays
 
     def say_ready(self, message: Any, arrays: Arrays) -> None:
         """The pool is built."""
-        self._ready_frames, self._ready_s = encode(message, arrays), time.monotonic()
-        self._send(self._ready_frames)
+        self._ready = Numbered(0, encode(message, arrays), time.monotonic())
+        self._ready.transfer = self._socket.send(self._ready.frames)
 
     def say(self, message: Any) -> None:
         """Something that needs no answer."""
-        self._send(encode(message))
+        self._socket.send(encode(message))
 
     def next_order(self) -> tuple[Order, Arrays]:
         """Wait for the next order; raises Leave when there will be none."""
-        finish_s: float | None = None
+        begun_s: float | None = None
         while True:
             if self.finish_because is None:
                 if self._orders:
                     return self._orders.popleft()
             else:  # orders that are not begun are for the next process of this worker
-                finish_s = finish_s or time.monotonic() + FINISH_S
-                if not self._outbox.unaccepted or time.monotonic() > finish_s:
+                begun_s = begun_s or time.monotonic()
+                if not self._outbox.unaccepted or time.monotonic() > self._last_progress_s(begun_s) + FINISH_S:
                     raise Leave(self.finish_because, WorkerExit.OUT_OF_TIME)
             self._receive(waits=True)
 
@@ -139,8 +130,9 @@ class Link:
     def answer(self, message: Any, arrays: Arrays | None = None) -> None:
         """Answer an order; the arrays must not change until the head has accepted it."""
         frames = encode(message, arrays, self._compression)
-        self._outbox.add(message.order, frames, time.monotonic())
-        self._send(frames)
+        with self._socket.lock:
+            answer = self._outbox.add(message.order, frames, time.monotonic())
+            answer.transfer = self._socket.send(frames, is_in_order=True)
 
     def pull_code(self, held_code_id: int, order: int) -> tuple[Code, Arrays]:
         """The code of the newest policy, for an order; raises Cancelled if the head has cancelled that."""
@@ -163,68 +155,62 @@ class Link:
 
     def close(self, why: str, is_failure: bool) -> None:
         """Say goodbye."""
-        self._send(encode(Leaving(why=why, is_failure=is_failure)))
-        self._dealer.setsockopt(zmq.LINGER, 500)
-        self._watchdog.close()
-        self._dealer.close()
-        self._context.term()
-        self._watchdog.remove_head_folder()
+        self._socket.send(encode(Leaving(why=why, is_failure=is_failure)))
+        self._socket.close()
 
     # -- inside --
 
     def _ask(
         self, question: list[Any], answer: Callable[[], Any], timeout_s: float, what: str, order: int | None = None
     ) -> Any:
-        """Ask again and again until there is an answer, or it is for an order that nobody wants any more."""
-        deadline_s = time.monotonic() + timeout_s
-        next_s, ask_again_s = 0.0, ASK_AGAIN_S
+        """Ask until there is an answer, or it is for an order that nobody wants any more.
+
+        While an answer comes in chunks nothing is asked again. The deadline is for the time in which nothing comes.
+        """
+        asked_s, next_s, ask_again_s = time.monotonic(), 0.0, ASK_AGAIN_S
         while (came := answer()) is None:
             now_s = time.monotonic()
             if order is not None and order <= self.cancelled_through:
                 raise Cancelled
             if order is None and self.finish_because is not None:  # it has not begun anything
                 raise Leave(self.finish_because, WorkerExit.OUT_OF_TIME)
-            if now_s > deadline_s:
+            if now_s > self._last_progress_s(asked_s) + timeout_s:
                 raise ClusterError(f"the head did not answer within {timeout_s:g} s when asked {what}")
-            if now_s >= next_s:
-                self._send(question)
+            if now_s >= max(next_s, self._socket.transfers.incoming.progress_s + ASK_AGAIN_S):
+                self._socket.send(question)
                 next_s, ask_again_s = now_s + ask_again_s, 2 * ask_again_s
             self._receive(waits=True)
         return came
 
+    def _last_progress_s(self, begun_s: float) -> float:
+        """When a chunk last came or went out, or when a wait was begun if that was later."""
+        return max(begun_s, self._socket.transfers.progress_s)
+
     def _receive(self, waits: bool) -> None:
         """Take all messages there are, having waited a little for the first, and do what is due."""
-        try:
-            while waits or has_message(self._dealer):
-                frames = recv_frames(self._dealer, waits)
-                waits = False
-                self._num_unanswered = 0
-                try:
-                    message, arrays = self._decoder.decode([frame.buffer for frame in frames])
-                except BadMessage as error:
-                    logger.warning("a message of the head was dropped: %s", error)
-                    continue
-                self._take(message, arrays)
-        except zmq.Again:
-            pass
-        if self._watchdog.head_is_gone:
+        if self._socket.receive(waits):
+            self._num_unanswered = 0
+        if self._told_to_leave is not None:
+            raise self._told_to_leave
+        if self._socket.watchdog.head_is_gone:
             raise Leave("the head is gone", WorkerExit.HEAD_GONE)
         if self.leave_because is not None:
             raise Leave(self.leave_because, WorkerExit.TOLD_TO_LEAVE)
         self._do_what_is_due(time.monotonic())
 
     def _take(self, message: Any, arrays: Arrays) -> None:
+        """A message came; maybe in the background."""
         if isinstance(message, Stop):
-            raise Leave(message.why)
-        if isinstance(message, Refused):
-            raise Leave(f"the head refused: {message.why}")
-        if isinstance(message, Order):
+            self._told_to_leave = Leave(message.why)
+        elif isinstance(message, Refused):
+            self._told_to_leave = Leave(f"the head refused: {message.why}")
+        elif isinstance(message, Order):
             self._outbox.accepted(message.accepted)
             if self._welcome is not None and self._outbox.is_next(message.order):
                 self._orders.append((message, arrays))
         elif isinstance(message, Alive):
             self._outbox.accepted(message.accepted)
-            self._ready_frames = None if message.is_ready else self._ready_frames
+            self._ready = None if message.is_ready else self._ready
         elif isinstance(message, Announce):
             if message.version >= self.announced.version:
                 self.announced = message
@@ -249,16 +235,14 @@ class Link:
             raise Leave(f"the head has not answered {self._num_unanswered} heartbeats", WorkerExit.HEAD_GONE)
         self._num_unanswered += 1
         self._next_beat_s = now_s + min(self._heartbeat_s, self._resend_s)
-        self._send(encode(Heartbeat(received=self._outbox.received)))
-        for answer in self._outbox.overdue(now_s, self._resend_s):
-            logger.info("answer %d is sent again", answer.number)
-            self._send(answer.frames)
-        if self._ready_frames is not None and now_s - self._ready_s > self._resend_s:
-            self._ready_s = now_s
-            self._send(self._ready_frames)
-
-    def _send(self, frames: list[Any]) -> None:
-        try:
-            send_frames(self._dealer, frames)
-        except zmq.Again:
-            logger.debug("the connection is full or closed: what was to be sent will be sent again")
+        resent_bytes = self._resent_bytes + self._socket.transfers.outgoing.resent_bytes
+        self._socket.send(encode(Heartbeat(received=self._outbox.received, resent_bytes=resent_bytes)))
+        with self._socket.lock:
+            late = self._outbox.overdue(now_s, self._resend_s)
+            if self._ready is not None and self._ready.is_overdue(now_s, self._resend_s):
+                self._ready.sent_s = now_s
+                late.append(self._ready)
+            for answer in late:
+                logger.info("answer %d is sent again", answer.number)
+                self._resent_bytes += num_bytes(answer.frames)
+                answer.transfer = self._socket.send(answer.frames, is_in_order=True)

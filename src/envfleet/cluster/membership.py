@@ -99,6 +99,10 @@ class Membership:
             self.leave(member.process)
         return lost
 
+    def member(self, process: bytes) -> Member | None:
+        """Who a process is; None: it is no member."""
+        return self._members.get(process)
+
     def worker(self, worker: int) -> Member | None:
         """Who is worker `worker` at present."""
         return self._present.get(worker)

@@ -3,6 +3,12 @@
 The head numbers the orders it gives to a worker: 1, 2, 3, ... A worker carries them out one after the other, and
 answers each exactly once. Either side repeats what may have been lost: an order until the worker says it received it,
 an answer until the head says it accepted it. A number that was seen before is ignored.
+
+Messages larger than CHUNK_BYTES, of either side and of any kind, travel in chunks. Chunks between the head and one
+process of a worker are numbered in each direction: 0, 1, 2, ..., whatever message they belong to, and are received in
+this order. At most a window of them is under way, so that small messages need not wait long behind large ones. Chunks
+are lost only when a connection dies: the sender goes on where the receiver says it is, and repeats nothing on a
+connection that is slow.
 """
 
 from __future__ import annotations
@@ -14,12 +20,19 @@ import msgspec
 from envfleet.cluster.sync import SyncRule
 from envfleet.contract.pixels import Pixels
 
-PROTOCOL_VERSION = 3
-PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: its ROUTING_ID
+PROTOCOL_VERSION = 4
+PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
+CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
+MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one message may be at most. Whoever receives more drops it, before anything is allocated for it."""
+    """What one message may be at most, with all its chunks. A receiver drops a larger one before it allocates for it.
+
+    A socket takes frames of MOST_FRAME_BYTES, 288 KiB: ZeroMQ closes a connection that claims to send a larger one.
+    Until a connection has proved that it has the run's key it may cost one such frame, for 3 s; there are at most 64
+    of them, the others are closed.
+    """
 
     header_bytes: int = 512 << 20
     num_arrays: int = 4096
@@ -62,6 +75,36 @@ class EnvFailure(msgspec.Struct, frozen=True):
     last_action: Any  # as values_wire has it
 
 
+# -- both --
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """The next bytes of a message that is too large to be sent at once. They are in the arrays, one after the other."""
+
+    number: int
+    attempt: int  # how often the sender has gone back before it sent this chunk
+    frame_bytes: list[int] | None = None  # in the first chunk of a message: the sizes of its frames
+    digest: bytes = b""  # in the last one, over tcp: blake2b of all its bytes
+
+
+class ChunksReceived(msgspec.Struct, frozen=True, tag="chunks_received"):
+    """Chunks before `next_number` came, and that one is to come next."""
+
+    next_number: int
+    lost_attempt: int = -1  # a later chunk of this attempt came: go back to `next_number`
+    is_damaged: bool = False  # the message of that attempt does not have its hash: `next_number` is its first chunk
+    probe: int = 0  # the number of the probe that this answers; 0: of none
+
+
+class ChunkProbe(msgspec.Struct, frozen=True, tag="chunk_probe"):
+    """Which chunk do you expect? It travels behind those that were sent before it: what is missing then is lost."""
+
+    number: int
+
+
+AboutChunks = Chunk | ChunksReceived | ChunkProbe
+
+
 # -- worker -> head --
 
 
@@ -93,6 +136,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """I am here. `received`: the last order that came."""
 
     received: int
+    resent_bytes: int = 0  # that I have sent more than once, since I began
 
 
 class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
@@ -169,6 +213,7 @@ FromWorker = (
     | PullCode
     | PullWeights
     | Leaving
+    | AboutChunks
 )
 Answer = RowsReady | RolloutReady | ValuesReady | OrderFailed | OrderCancelled
 
@@ -291,6 +336,19 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 FromHead = (
-    Welcome | Refused | Reset | Step | Collect | Call | SetAttr | Cancel | Announce | Code | Weights | Alive | Stop
+    Welcome
+    | Refused
+    | Reset
+    | Step
+    | Collect
+    | Call
+    | SetAttr
+    | Cancel
+    | Announce
+    | Code
+    | Weights
+    | Alive
+    | Stop
+    | AboutChunks
 )
 Order = Reset | Step | Collect | Call | SetAttr

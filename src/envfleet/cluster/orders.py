@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from envfleet.cluster.transfers import Transfer
+
 Frames = list[Any]
 
 LONGEST_RESEND_S = 60.0
@@ -44,9 +46,17 @@ class Numbered:
     expects: Expected | None = None  # of an order
     num_repeats: int = 0
     is_cancelled: bool = False
+    transfer: Transfer | None = None  # if it travels in chunks
 
     def is_overdue(self, now_s: float, resend_s: float) -> bool:
-        """Is it time to send it again? Ever more rarely: a slow network must not be filled with repetitions."""
+        """Is it time to send it again? Ever more rarely: a slow network must not be filled with repetitions.
+
+        What travels in chunks is not repeated while it does.
+        """
+        if self.transfer is not None:
+            if self.transfer.done_s is None:
+                return False
+            self.sent_s = max(self.sent_s, self.transfer.done_s)
         return now_s - self.sent_s > min(resend_s * 2.0 ** min(self.num_repeats, 60), max(resend_s, LONGEST_RESEND_S))
 
     def repeat(self, now_s: float) -> None:
@@ -120,9 +130,10 @@ class Outbox:
         self.received = number
         return True
 
-    def add(self, number: int, frames: Frames, now_s: float) -> None:
+    def add(self, number: int, frames: Frames, now_s: float) -> Numbered:
         """An answer is about to be sent."""
         self.unaccepted.append(Numbered(number, frames, now_s))
+        return self.unaccepted[-1]
 
     def accepted(self, number: int) -> None:
         """The head has accepted all answers up to this one."""
@@ -133,6 +144,7 @@ class Outbox:
         """Answers to send again."""
         if not self.unaccepted or not self.unaccepted[0].is_overdue(now_s, resend_s):
             return []
-        for answer in self.unaccepted:
+        late = [answer for answer in self.unaccepted if answer.transfer is None or answer.transfer.done_s is not None]
+        for answer in late:
             answer.repeat(now_s)
-        return list(self.unaccepted)
+        return late

@@ -26,9 +26,11 @@ from envfleet.cluster.messages import (
     Stop,
     Welcome,
 )
+from envfleet.cluster.orders import Numbered
 from envfleet.cluster.rollouts import RolloutForm
 from envfleet.cluster.spaces_wire import space_of
 from envfleet.cluster.staffing import Staffing, Stage
+from envfleet.cluster.transfers import Transfers, num_bytes
 from envfleet.cluster.values_wire import from_plain
 from envfleet.contract.spaces import SpaceTree
 
@@ -46,12 +48,17 @@ class Roster:
         config: HeadConfig,
         desks: list[Desk],
         send: Callable[[bytes, Frames], bool | None],
+        digest_of: Callable[[Frames], bytes] | None,
         refuse: Callable[[str, bytes, str], None],
     ) -> None:
-        """`send` and `refuse` are the head's: to a process; for a reason, of a process, with details."""
+        """`send` and `refuse` are the head's: to a process; for a reason, of a process, with details.
+
+        `digest_of` is for transfers.
+        """
         self._config = config
         self._desks = desks  # the head's own: they come and go here
         self._send = send
+        self._digest_of = digest_of
         self._refuse = refuse
         self._membership = Membership(len(desks), config.reconnect_s)
         self.staffing = Staffing(len(desks), config.max_worker_restarts, config.join_timeout_s)
@@ -78,10 +85,38 @@ class Roster:
 
     def send(self, member: Member, frames: Frames) -> int:
         """What cannot be sent now will be sent again. Returns the number of bytes."""
+        if self._desks[member.worker].transfers.add(frames, time.monotonic()) is None:
+            return num_bytes(frames) if self._send_now(member, frames) else 0
+        self.send_chunks(member)
+        return num_bytes(frames)
+
+    def send_order(self, member: Member, order: Numbered) -> int:
+        """Orders do not overtake each other. Returns the number of bytes."""
+        transfers = self._desks[member.worker].transfers
+        order.transfer = transfers.add(order.frames, time.monotonic(), is_in_order=True)
+        if order.transfer is None:
+            return num_bytes(order.frames) if self._send_now(member, order.frames) else 0
+        self.send_chunks(member)
+        return num_bytes(order.frames)
+
+    def send_chunks(self, member: Member) -> None:
+        """Send what there is room for, of messages that travel in chunks."""
+        for frames in self._desks[member.worker].transfers.to_send(time.monotonic()):
+            if not self._send_now(member, frames):
+                break
+
+    def connected(self, process: bytes) -> None:
+        """A process has a new connection: what was under way on its old one may be lost."""
+        member = self._membership.member(process)
+        if member is not None:
+            self._desks[member.worker].transfers.outgoing.connected(time.monotonic())
+            self.send_chunks(member)
+
+    def _send_now(self, member: Member, frames: Frames) -> bool:
         is_sent = self._send(member.process, frames)
         if is_sent is None:
             self._membership.connection_closed(member.process, time.monotonic())
-        return _num_bytes(frames) if is_sent else 0
+        return bool(is_sent)
 
     def send_alive(self, member: Member) -> None:
         """Also to find out whether it is there."""
@@ -106,7 +141,7 @@ class Roster:
                 desk.problem = f"{before}: a newer process, pid {member.pid} on {member.host}, has taken its place"
                 self.staffing.replaced(member.worker, "a newer process has taken its place")
                 self._send(before.process, encode(Refused(why="a newer process has taken this worker's place")))
-            desk.member, desk.is_ready, desk.not_ready = member, False, None
+            desk.joined(member, Transfers(self._config.resend_s, self._digest_of))
             self.staffing.joined(member.worker)
             logger.info("%s has joined", member)
         self._welcome(member, desk)
@@ -136,7 +171,7 @@ class Roster:
             self.send(member, encode(Cancel(through=cancelled[-1])))
         for order in desk.ledger.open:
             order.sent_s, order.num_repeats = now_s, 0
-            self.send(member, order.frames)
+            self.send_order(member, order)
         self.send_alive(member)
 
     def _welcome(self, member: Member, desk: Desk) -> None:
@@ -168,17 +203,25 @@ class Roster:
         self._membership.leave(member.process)
         self._lose(member.worker, f"its pool cannot be built: {message.error}", now_s, member)
 
+    def talks_nonsense(self, member: Member, why: str, now_s: float) -> None:
+        """What it sends in chunks cannot be put together, and neither can what follows."""
+        self._send(member.process, encode(Refused(why=why)))
+        self._membership.leave(member.process)
+        self._lose(member.worker, why, now_s, member)
+
     def leaving(self, member: Member, message: Leaving, now_s: float) -> None:
         """It ends by itself."""
         self._membership.leave(member.process)
         if not self.is_stopping:
             self._lose(member.worker, f"it left: {message.why}", now_s, member, message.is_failure)
 
-    def find_lost(self, now_s: float) -> None:
-        """Ask those who are silent, and give up those whose connections have been closed for too long."""
+    def look_after(self, now_s: float) -> None:
+        """Ask those who are silent, go on with transfers, give up those whose connections were closed for too long."""
         for member in self.members:
             if now_s - member.heard_s > 1.5 * self._config.heartbeat_s or member.gone_s is not None:
                 self.send_alive(member)
+            if self._desks[member.worker].transfers.is_open:
+                self.send_chunks(member)
         for member, why in self._membership.take_lost(now_s):
             self._lose(member.worker, why, now_s, member)
 
@@ -251,6 +294,7 @@ class Roster:
         """`member` is its process, if that had joined."""
         desk = self._desks[worker]
         desk.is_ready = False
+        desk.transfers.drop()
         name = str(member or f"worker {worker}")
         desk.problem = f"{name}: {why}"
         stage = self.staffing.lost(worker, why, now_s, is_failure, is_unreachable)
@@ -264,7 +308,3 @@ def _difference(form: RolloutForm, obs: spaces.Space[Any], actions: spaces.Space
     if obs == form.obs.space and actions == form.actions.space:
         return None
     return f"its spaces are {obs} and {actions}; the others' are {form.obs.space}, {form.actions.space}"
-
-
-def _num_bytes(frames: Frames) -> int:
-    return sum(len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes for frame in frames)

@@ -151,7 +151,7 @@ class Run:
                 pending = [w for w in missing if self._keeper.status(w).state is WorkerState.PENDING]
                 if pending:
                     queueing_s += TELL_EVERY_S
-                else:
+                elif time.monotonic() - self._last_progress_s(missing) > TELL_EVERY_S:
                     starting_s += TELL_EVERY_S
                 self._show(progress, pending)
                 if self._queue_timeout_s is not None and queueing_s > self._queue_timeout_s:
@@ -276,9 +276,14 @@ class Run:
         return self.head.desks[worker].problem
 
     def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float, then: str) -> None:
-        if not self.head.wait(is_done, timeout_s):
+        """Time in which an answer, or what a worker needs for it, comes on in chunks does not count."""
+        if not self.head.wait(is_done, timeout_s, lambda: self._last_progress_s(workers)):
             late = "; ".join(self._about(worker) for worker in workers if not self.head.desks[worker].answers)
             raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}.\n{then}")
+
+    def _last_progress_s(self, workers: Collection[int]) -> float:
+        """When a chunk of a large message to or from one of these workers last arrived."""
+        return max((self.head.desks[worker].transfers.progress_s for worker in workers), default=0.0)
 
     def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
         posts, desks = self.head.roster.staffing.posts, self.head.desks

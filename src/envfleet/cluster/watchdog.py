@@ -35,6 +35,7 @@ class Watchdog:
         self._closed_s: float | None = time.monotonic()  # since when there is no connection
         self._is_over = threading.Event()
         self.head_is_gone = False
+        self.num_connected = 0  # times that a connection was made
         self._thread = threading.Thread(target=self._watch, name="envfleet-watchdog", daemon=True)
         self._thread.start()
 
@@ -56,7 +57,9 @@ class Watchdog:
                 event = recv_monitor_message(self._events)["event"]
                 if event == zmq.EVENT_MONITOR_STOPPED:
                     return
-                self._closed_s = None if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else time.monotonic()
+                is_open = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.num_connected += is_open
+                self._closed_s = None if is_open else time.monotonic()
             if self._closed_s is not None and time.monotonic() - self._closed_s > HEAD_GONE_S:
                 return self._give_up()
 

@@ -12,7 +12,7 @@ from typing import Any
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 from zmq.utils import z85  # noqa: TID253
 
-from envfleet.cluster.messages import Limits
+from envfleet.cluster.messages import MOST_FRAME_BYTES
 from envfleet.contract.errors import ClusterError, UsageError
 
 # Plain numbers are quicker than enums.
@@ -21,6 +21,7 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 LONGEST_WAIT_MS = 200  # of a worker for a message: then it sees what else is to be done
 KEYS_VARIABLE = "ENVFLEET_KEYS"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a client may connect
+HANDSHAKE_S = 3.0  # a connection that has not proved by then that it has the run's key is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,10 @@ def open_router(
     router = context.socket(zmq.ROUTER)
     try:
         router.linger = 0
+        # No ROUTER_HANDOVER: libzmq 4.3.5 aborts the process when a connection that was handed over dies (ADR 28).
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # to hear of closed connections when sending
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again keeps its name
-        router.setsockopt(zmq.MAXMSGSIZE, Limits().frame_bytes)
-        _set_heartbeats(router, silence_s)
+        router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        _set_limits(router, silence_s)
         if address.startswith("tcp://"):
             if keys is None:
                 raise UsageError("a tcp address needs keys")
@@ -85,17 +86,18 @@ def open_router(
 
 
 def open_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, process: bytes, keys: str | None, silence_s: float
+    context: zmq.Context[zmq.Socket[bytes]], address: str, keys: str | None, silence_s: float
 ) -> zmq.Socket[bytes]:
-    """A worker's socket, not yet connected, so that nothing is missed by who watches it. `process` is its name."""
+    """A worker's socket, not yet connected, so that nothing is missed by who watches it.
+
+    It has no ROUTING_ID: each of its connections is a new one to the head, and each message brings the worker's name.
+    """
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
-    dealer.setsockopt(zmq.ROUTING_ID, process)
-    dealer.setsockopt(zmq.MAXMSGSIZE, Limits().frame_bytes)
     dealer.setsockopt(zmq.RCVTIMEO, LONGEST_WAIT_MS)
     dealer.setsockopt(zmq.RECONNECT_IVL, 100)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-    _set_heartbeats(dealer, silence_s)
+    _set_limits(dealer, silence_s)
     if "[" in address:
         dealer.setsockopt(zmq.IPV6, 1)
     if address.startswith("ipc://"):
@@ -141,10 +143,14 @@ def has_message(socket: zmq.Socket[bytes]) -> bool:
 
 
 def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
-    """One message; large frames are not copied. Raises zmq.Again if it cannot be sent now."""
+    """One message. Raises zmq.Again if it cannot be sent now.
+
+    Frames are copied, and are no larger than a chunk: to have a frame freed that was not copied, pyzmq needs a thread,
+    which takes the GIL each time, and seven descriptors that it keeps for good.
+    """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        socket.send(frame, _NOBLOCK if index == last else _MORE, copy=isinstance(frame, bytes))
+        socket.send(frame, _NOBLOCK if index == last else _MORE, copy=True)
 
 
 def recv_frames(socket: zmq.Socket[bytes], waits: bool = False) -> list[zmq.Frame]:
@@ -155,8 +161,15 @@ def recv_frames(socket: zmq.Socket[bytes], waits: bool = False) -> list[zmq.Fram
     return frames
 
 
-def _set_heartbeats(socket: zmq.Socket[bytes], silence_s: float) -> None:
-    """ZeroMQ's own threads ask each other whether they are there: no env and no GIL can keep them from it."""
+def _set_limits(socket: zmq.Socket[bytes], silence_s: float) -> None:
+    """How large a frame may be, and how long a connection may be silent.
+
+    ZeroMQ's own threads ask each other whether they are there: no env and no GIL can keep them from it. The number of
+    received messages has no limit: at a limit ZeroMQ stops reading, and libzmq 4.3.5 aborts the process when a
+    connection dies that it does not read from (ADR 28). The window of transfers limits what can come.
+    """
+    socket.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME_BYTES)
+    socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(silence_s * 1000 / 3))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(silence_s * 1000))
 

@@ -27,6 +27,7 @@ class WorkerStats:
     announcement_bytes: int  # also the orders to collect: they tell of new versions
     num_restarts: int
     problem: str  # the last one
+    resent_bytes: int = 0  # sent more than once, in either direction: what a dying connection took with it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,115 @@
+"""Strangers: a thread that bounds what connections cost the head before they have proved that they have the run's key.
+
+ZeroMQ reads what a stranger sends, up to one frame, and closes the connection when the handshake fails or takes too
+long. Until then each costs a descriptor and memory. The kernel counts the bytes of each connection, so this needs
+nothing of ZeroMQ but its word that a connection was accepted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+import zmq  # noqa: TID253 - only the cluster's own processes come here
+from zmq.utils.monitor import recv_monitor_message  # noqa: TID253
+
+MOST_PENDING = 64  # connections without a finished handshake; each costs MOST_FRAME_BYTES at most
+MOST_HANDSHAKE_BYTES = 16 << 10  # a worker sends less than 1 kB
+# A handshake is finished when the other side has acknowledged the head's greeting (64 bytes), WELCOME (170) and READY
+# (67); without the key it gets no READY.
+READY_BYTES = 64 + 170 + 40
+LOOK_S = 0.02  # while there are such connections
+IDLE_S = 0.25
+_BYTES_AT = struct.Struct("=120xQQ")  # bytes_acked and bytes_received in the kernel's struct tcp_info
+
+
+@dataclass(slots=True)
+class _Pending:
+    fd: int
+    since_s: float
+    num_received: int = 0
+
+
+class Strangers:
+    """Watches a ROUTER that is bound to tcp. Its descriptors are never closed here, only shut down."""
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        """Begin to watch."""
+        self._router = router
+        self._port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._events = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED)
+        self._pending: dict[int, _Pending] = {}  # by inode: descriptors are used again, inodes are not
+        self.num_shut_down = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="envfleet-strangers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Before the router is closed."""
+        self._is_over.set()
+        self._thread.join(5.0)
+        self._router.disable_monitor()  # before the other end is closed, or it waits for somebody to read
+        self._events.close()
+
+    def _watch(self) -> None:
+        next_look_s = 0.0
+        while not self._is_over.is_set():
+            if self._events.poll(int(1000 * (LOOK_S if self._pending else IDLE_S))):
+                event = recv_monitor_message(self._events)
+                if event["event"] == zmq.EVENT_MONITOR_STOPPED:
+                    return
+                self._accepted(int(event["value"]))
+            if time.monotonic() >= next_look_s:
+                for inode in list(self._pending):
+                    self._look_at(inode, MOST_HANDSHAKE_BYTES)
+                next_look_s = time.monotonic() + LOOK_S
+
+    def _accepted(self, fd: int) -> None:
+        with contextlib.suppress(OSError), _duplicate(fd) as connection:  # it may be closed again
+            if connection.getsockname()[1] != self._port:
+                return  # it is closed, and the number means something else by now
+            self._pending.setdefault(_inode(connection), _Pending(fd, time.monotonic()))
+        while len(self._pending) > MOST_PENDING:
+            # Who has sent least goes: a worker talks at once. Of equals the newest, or none would come to an end.
+            inode, pending = min(self._pending.items(), key=lambda each: (each[1].num_received, -each[1].since_s))
+            num_before = pending.num_received
+            if self._look_at(inode, MOST_HANDSHAKE_BYTES) == num_before:
+                self._look_at(inode, -1)
+
+    def _look_at(self, inode: int, most_bytes: int) -> int | None:
+        """How many bytes came. None: it is no stranger, is gone, or was shut down for more than `most_bytes`."""
+        pending = self._pending[inode]
+        with contextlib.suppress(OSError), _duplicate(pending.fd) as connection:
+            if _inode(connection) == inode:
+                num_acknowledged, pending.num_received = _num_bytes(connection)
+                if num_acknowledged <= READY_BYTES:
+                    if pending.num_received <= most_bytes:
+                        return pending.num_received
+                    self.num_shut_down += 1
+                    connection.shutdown(socket.SHUT_RDWR)  # ZeroMQ notices, and closes it
+        del self._pending[inode]
+        return None
+
+
+def _duplicate(fd: int) -> socket.socket:
+    """The same connection; while this is open, its descriptor cannot come to mean another. Raises OSError."""
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=os.dup(fd))
+
+
+def _inode(connection: socket.socket) -> int:
+    return os.fstat(connection.fileno()).st_ino
+
+
+def _num_bytes(connection: socket.socket) -> tuple[int, int]:
+    """Bytes that the other side has acknowledged, and bytes that came from it."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        num_acknowledged, num_received = _BYTES_AT.unpack_from(info)
+    except (OSError, struct.error):  # it is closed, or the kernel is older than 4.1: leave it alone
+        return READY_BYTES + 1, 0
+    return int(num_acknowledged), int(num_received)

@@ -1,0 +1,35 @@
+"""The head's socket in a process of its own: says which messages came. `python socket_head.py SILENCE_S`"""
+
+import json
+import sys
+import time
+
+from envfleet.cluster.head_socket import HeadSocket
+from envfleet.cluster.wire import RunKeys
+
+
+class Printing:
+    """See Receiver."""
+
+    def connected(self, process):
+        pass
+
+    def receive(self, process, frames):
+        print(bytes(frames[0]).decode(), flush=True)
+
+    def tick(self, now_s):
+        pass
+
+
+def main():
+    keys = RunKeys.make()
+    head = HeadSocket("tcp://127.0.0.1:0", keys, float(sys.argv[1]), Printing())
+    head.start()
+    print(json.dumps([head.address, keys.for_workers()]), flush=True)
+    sys.stdin.read()
+    head.close()
+    time.sleep(0)
+
+
+if __name__ == "__main__":
+    main()
