@@ -16,6 +16,7 @@ import numpy as np
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 
 from envfleet.cluster.codec import BadMessage, Decoder, encode
+from envfleet.cluster.membership import MOST_HOST_CHARS, is_host_name
 from envfleet.cluster.messages import (
     PROCESS_NAME_BYTES,
     PROTOCOL_VERSION,
@@ -95,7 +96,9 @@ class Link:
         self.cancelled_through = 0
         self.leave_because: str | None = None  # set by a signal handler or another thread: at once
         self.finish_because: str | None = None  # set by a signal handler: when the present order is done
-        self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=socket.gethostname(), pid=os.getpid()))
+        host = socket.gethostname()
+        host = host if is_host_name(host) else ascii(host)[:MOST_HOST_CHARS]
+        self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=host, pid=os.getpid()))
 
     def join(self) -> tuple[Welcome, Arrays]:
         """Ask to take part."""

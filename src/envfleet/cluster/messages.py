@@ -7,7 +7,7 @@ an answer until the head says it accepted it. A number that was seen before is i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,11 @@ from envfleet.contract.pixels import Pixels
 
 PROTOCOL_VERSION = 3
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: its ROUTING_ID
+
+if TYPE_CHECKING:
+    Unread = Any
+else:
+    Unread = msgspec.Raw  # any value: it stays bytes until bounded_msgpack has looked at it
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -59,7 +64,7 @@ class EnvFailure(msgspec.Struct, frozen=True):
     error: str
     traceback: str
     seed: int | None
-    last_action: Any  # as values_wire has it
+    last_action: Unread  # as values_wire has it
 
 
 # -- worker -> head --
@@ -77,9 +82,9 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """My pool is built. Bounds of Box spaces are in the arrays."""
 
-    observation_space: Any  # as spaces_wire has it
-    action_space: Any
-    metadata: Any  # as values_wire has it
+    observation_space: Unread  # as spaces_wire has it
+    action_space: Unread
+    metadata: Unread  # as values_wire has it
 
 
 class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
@@ -99,7 +104,7 @@ class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
     """Answer to Reset and Step: a row for each env, in the arrays."""
 
     order: int
-    info: Any  # as values_wire has it
+    info: Unread  # as values_wire has it
     failures: list[EnvFailure] = []
     is_after_loss: bool = False  # the order was for another process, now lost; its episodes are cut short
 
@@ -118,7 +123,7 @@ class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
     """Answer to Call and SetAttr: a value for each env."""
 
     order: int
-    values: Any
+    values: Unread  # as values_wire has it, a list
 
 
 class OrderFailed(msgspec.Struct, frozen=True, tag="order_failed"):
