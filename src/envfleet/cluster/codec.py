@@ -166,7 +166,7 @@ class Decoder(Generic[Message]):
 
 def require_booleans(name: str, array: Array) -> None:
     """Refuse bytes that are neither 0 nor 1 in an array of bool: NumPy itself takes them for both at once."""
-    if array.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+    if array.dtype.char == "?" and array.tobytes().translate(None, b"\0\1"):
         raise BadMessage(f"array {name!r} of bool has bytes that are neither 0 nor 1")
 
 

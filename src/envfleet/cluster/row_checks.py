@@ -67,12 +67,13 @@ class RowChecks:
         rewards = arrays["rewards"]
         with_nan, outside = (np.isnan(rewards) if has_nan(rewards) else None), None
         for bounds, values in seen:
-            with_nan = _either(with_nan, bounds.rows_with_nan(values))
-            outside = _either(outside, bounds.rows_outside(values))
+            its_nan, its_outside = bounds.suspects(values)
+            with_nan, outside = _either(with_nan, its_nan), _either(outside, its_outside)
         for bounds, values in finals:
             if len(values):
-                with_nan = _either(with_nan, _ends_at(bounds.rows_with_nan(values), arrays))
-                outside = _either(outside, _ends_at(bounds.rows_outside(values), arrays))
+                its_nan, its_outside = bounds.suspects(values)
+                with_nan = _either(with_nan, _ends_at(its_nan, arrays))
+                outside = _either(outside, _ends_at(its_outside, arrays))
         if with_nan is None and outside is None:
             return NONE_SUSPECT
         return SuspectRows(*_counted(with_nan), *_counted(outside))

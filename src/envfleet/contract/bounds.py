@@ -6,7 +6,7 @@ than Box(0, 255) allows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -14,6 +14,7 @@ from gymnasium import spaces
 from envfleet.contract.spaces import Leaf, has_nan
 
 Array = np.ndarray[Any, Any]
+MOST_COLUMNS = 32
 
 
 class Bounds:
@@ -24,9 +25,12 @@ class Bounds:
         assert leaf.dtype is not None  # spaces of objects have no numbers
         self.leaf = leaf
         lowest, highest = _range_of(leaf.dtype)
-        low, high = _limits_of(leaf.space)
-        self.low = None if low is None or bool(np.all(low <= lowest)) else _one_if_equal(low)
-        self.high = None if high is None or bool(np.all(high >= highest)) else _one_if_equal(high)
+        low, high = (np.broadcast_to(np.asarray(limit), leaf.shape) for limit in _limits_of(leaf.space))
+        self.low = None if bool(np.all(low <= lowest)) else low
+        self.high = None if bool(np.all(high >= highest)) else high
+        self._size = low.size
+        self._parts = _parts(low.reshape(-1), high.reshape(-1), low > lowest, high < highest)
+        self._sees_nan = bool(np.all((low > lowest) | (high < highest)))  # a comparison with NaN fails
 
     @property
     def is_choice(self) -> bool:
@@ -35,16 +39,7 @@ class Bounds:
 
     def rows_outside(self, values: Array) -> Array | None:
         """Which of the rows `values[...]` have a number outside; None if no row has. NaN is not outside."""
-        if not values.size or (self.low is None and self.high is None):
-            return None
-        num_axes = values.ndim - len(self.leaf.shape)
-        outside = None
-        if self.low is not None and not bool(np.all(values.min(axis=_reduced(self.low, num_axes)) >= self.low)):
-            outside = values < self.low
-        if self.high is not None and not bool(np.all(values.max(axis=_reduced(self.high, num_axes)) <= self.high)):
-            above = values > self.high
-            outside = above if outside is None else outside | above
-        return None if outside is None else _rows(outside, num_axes)
+        return None if self._are_inside(values) else self._rows_outside(values)
 
     def rows_with_nan(self, values: Array) -> Array | None:
         """Which of the rows `values[...]` have NaN; None if no row has."""
@@ -52,15 +47,56 @@ class Bounds:
             return None
         return _rows(np.isnan(values), values.ndim - len(self.leaf.shape))
 
+    def suspects(self, values: Array) -> tuple[Array | None, Array | None]:
+        """The rows with NaN, and the rows outside."""
+        if not self._are_inside(values):
+            return self.rows_with_nan(values), self._rows_outside(values)
+        return None if self._sees_nan else self.rows_with_nan(values), None
 
-def _one_if_equal(limits: Any) -> Any:
-    """One number is compared with the smallest of all, which takes a third of the time."""
-    first = np.ravel(limits)[:1]
-    return first[0] if first.size and bool(np.all(limits == first[0])) else np.asarray(limits)
+    def _are_inside(self, values: Array) -> bool:
+        """All numbers of all rows, and none of those that are bounded is NaN."""
+        if not self._parts or not values.size:
+            return True
+        flat = values.reshape(-1, self._size)
+        for part in self._parts:
+            numbers = flat if part.column is None else flat[:, part.column]
+            if part.low is not None and not (np.minimum.reduce(numbers, axis=part.axis) >= part.low).all():
+                return False
+            if part.high is not None and not (np.maximum.reduce(numbers, axis=part.axis) <= part.high).all():
+                return False
+        return True
+
+    def _rows_outside(self, values: Array) -> Array | None:
+        outside = np.zeros(values.shape, np.bool_)
+        if self.low is not None:
+            outside |= values < self.low
+        if self.high is not None:
+            outside |= values > self.high
+        return _rows(outside, values.ndim - len(self.leaf.shape))
 
 
-def _reduced(limit: Any, num_axes: int) -> tuple[int, ...] | None:
-    return None if np.ndim(limit) == 0 else tuple(range(num_axes))
+class _Part(NamedTuple):
+    """Numbers that are compared at once."""
+
+    column: int | None  # of the flattened values; None: all of them
+    axis: int | None  # that is reduced; None: both
+    low: Any
+    high: Any
+
+
+def _parts(low: Array, high: Array, has_low: Array, has_high: Array) -> list[_Part]:
+    """Short rows are compared column by column: NumPy reduces many short rows slowly."""
+    has_low, has_high = has_low.reshape(-1), has_high.reshape(-1)
+    if not (has_low.any() or has_high.any()):
+        return []
+    if (low == low[0]).all() and (high == high[0]).all():
+        return [_Part(None, None, low[0] if has_low[0] else None, high[0] if has_high[0] else None)]
+    if len(low) > MOST_COLUMNS:
+        return [_Part(None, 0, low if has_low.any() else None, high if has_high.any() else None)]
+    return [
+        _Part(column, None, low[column] if has_low[column] else None, high[column] if has_high[column] else None)
+        for column in np.flatnonzero(has_low | has_high).tolist()
+    ]
 
 
 def _rows(places: Array, num_axes: int) -> Array | None:
@@ -83,6 +119,4 @@ def _limits_of(space: spaces.Space[Any]) -> tuple[Any, Any]:
         return space.start, space.start + space.n - 1
     if isinstance(space, spaces.MultiDiscrete):
         return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):
-        return 0, 1
-    return None, None
+    return 0, 1  # MultiBinary
