@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from envfleet.cluster import codec, messages, spaces_wire, stacks, sync, values_wire
+from envfleet.cluster import bounded_msgpack, codec, messages, row_checks, spaces_wire, stacks, sync, values_wire
 
 PATH = Path(__file__).parent / "protocol.md"
 NOTE = "<!-- Written by docs/generate_protocol.py; change the docstrings in src/envfleet/cluster, and run it again. -->"
@@ -26,6 +26,12 @@ A message is one multipart message of ZeroMQ; one of a worker begins with a fram
 arrays]`, where `message` is a map with its tag under `type`, and `arrays` has `[name, dtype, shape, packed, inline]`
 for each array. A small array's bytes are in `inline`; for the others, in turn, there is a frame each, compressed with
 zstd if `packed` is true. What is missing at the end is false or nil. Values are little-endian and in C order.
+"""
+
+CHECKS = """
+Refused as well: a version older than that of the same process's last rollout, seconds that are negative or no number,
+failures of other workers' envs, `order_cancelled` for an order that the head has not cancelled. The caller that waits
+for an answer that is refused gets WorkerFailed. `join` is refused if the host's name is not of printable ASCII.
 """
 
 
@@ -50,10 +56,16 @@ def protocol_page() -> str:
         f"{' '.join(FRAMES.split())} Dtypes: {', '.join(f'`{name}`' for name in codec.DTYPES)}.",
         "## Plain values",
         *_paragraphs(values_wire),
+        *_paragraphs(bounded_msgpack),
+        f"A value has at most {bounded_msgpack.MOST_PARTS:,} parts, and one more for every "
+        f"{bounded_msgpack.BYTES_OF_A_PART} of its bytes.",
         "## Spaces",
         *_paragraphs(spaces_wire),
         "## Stacks of frames",
         *_paragraphs(stacks),
+        "## What the head checks",
+        *_paragraphs(row_checks),
+        " ".join(CHECKS.split()),
         "## Limits",
         inspect.getdoc(messages.Limits) or "",
         _limits_table(),

@@ -27,8 +27,8 @@ from envfleet.launchers.launcher import WorkerState, WorkerStatus
 class HandWorker:
     """A member that answers Collect orders through `answers`, a function (hand worker, order) -> list of frames."""
 
-    def __init__(self, address, worker=0, num_envs=1, answers=None):
-        self.worker, self.num_envs = worker, num_envs
+    def __init__(self, address, worker=0, num_envs=1, answers=None, host="by-hand"):
+        self.worker, self.num_envs, self.host = worker, num_envs, host
         self.process = os.urandom(16)
         self.received = []  # all messages of the head
         self._answers = answers or (lambda hand, order: [hand.rollout(order)])
@@ -59,8 +59,11 @@ class HandWorker:
         with self._lock:
             self._outgoing.append(frames)
 
-    def rollout(self, order, version=1):
-        """The frames of an answer: rows like CountingEnv's; the name in them says which process made them."""
+    def rollout(self, order, version=1, change=lambda arrays: None, **fields):
+        """The frames of an answer: rows like CountingEnv's; the name in them says which process made them.
+
+        `change` may do anything to the arrays before they are sent; `fields` are those of RolloutReady.
+        """
         shape = (order.num_steps, self.num_envs)
         obs = np.empty((order.num_steps + 1, self.num_envs, 2))
         obs[:, :, 0] = int.from_bytes(self.process[:6]) + np.arange(self.num_envs)
@@ -78,7 +81,8 @@ class HandWorker:
             "episode_returns": np.zeros(0),
             "episode_lengths": np.zeros(0, np.int64),
         }
-        return encode(RolloutReady(order=order.order, version=version, seconds=0.1), arrays)
+        change(arrays)
+        return encode(RolloutReady(**{"order": order.order, "version": version, "seconds": 0.1, **fields}), arrays)
 
     def _run(self):
         context = zmq.Context()
@@ -89,7 +93,7 @@ class HandWorker:
         def send(frames):
             dealer.send_multipart([self.process, *frames])
 
-        send(encode(Join(protocol=PROTOCOL_VERSION, worker=self.worker, host="by-hand", pid=os.getpid())))
+        send(encode(Join(protocol=PROTOCOL_VERSION, worker=self.worker, host=self.host, pid=os.getpid())))
         last_order, next_beat_s = 0, 0.0
         try:
             while not self._is_over.is_set():

@@ -300,6 +300,37 @@ def test_random_frames_are_refused(frames):
     _decode_or_refuse(from_worker, frames)
 
 
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        b"\xdd\x00\x10\x00\x00" + b"\x93\xa0\xa0\x90" * (1 << 20),  # a million arrays
+        b"\x91\x93\xa0\xa0\xdd\x00\x40\x00\x00" + b"\x01" * (4 << 20),  # one of four million dimensions
+    ],
+)
+def test_long_lists_of_arrays_are_refused_before_they_are_made(arrays):
+    header = b"\x92" + msgspec.msgpack.encode(Bye()) + arrays
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadMessage, match="length <="):
+            decoder.decode([header])
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_value_of_any_form_stays_bytes():
+    """What becomes of it is bounded by who reads it: four million empty dictionaries would take 300 MB."""
+    bomb = msgspec.Raw(b"\xdd\x00\x40\x00\x00" + b"\x80" * (4 << 20))
+    frames = encode(RowsReady(1, bomb))
+    tracemalloc.start()
+    try:
+        message, _ = Decoder(FromWorker).decode(frames)
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()
+    assert message.info == bomb
+
+
 DEEP = [b"\x91", b"\x81\xa1a", b"\xdc\xff\xff", b"\xdd\x7f\xff\xff\xff", b"\xde\xff\xff\xa1a"]
 
 

@@ -30,6 +30,7 @@ ARRAYS = {
     "image": np.zeros((2, 64, 64), np.uint8),
     "none": np.zeros((0, 2), np.int64),
 }
+ANYTHING = {"any": [1, "two", None]}
 
 
 def _fields(kind):
@@ -39,7 +40,8 @@ def _fields(kind):
 
 def _example(kind, name=""):
     """A value of this type, always the same; of several types the first that is not None."""
-    examples = {int: 3, float: 0.5, str: name, bytes: name.encode(), bool: True, Any: {"any": [1, "two", None]}}
+    examples = {int: 3, float: 0.5, str: name, bytes: name.encode(), bool: True, Any: ANYTHING}
+    examples[msgspec.Raw] = msgspec.Raw(msgspec.msgpack.encode(ANYTHING))
     if kind in examples:
         return examples[kind]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -270,6 +270,67 @@ def test_states_that_only_some_parts_have_are_left_out(probed_form):
     assert probed_form.join_rollouts([bare, full]).states is None
 
 
+# -- numbers that cannot be, and those that an env may have --
+
+
+def test_actions(form):
+    """Choices must be among those there are; quantities may be anything but NaN, as those of a Gaussian policy are."""
+    arrays = rollout_arrays()
+    arrays["action.1"][2, 1] = [-7.5, np.inf]
+    form.check_rollout(0, 0, 0, T, arrays)
+    arrays["action.1"][2, 1] = np.nan
+    with pytest.raises(BadMessage, match=r"actions\[1\] of step 2, env 1 is \[nan nan\]"):
+        form.check_rollout(0, 0, 0, T, arrays)
+    arrays = rollout_arrays()
+    arrays["action.0"][3, 0] = 3
+    with pytest.raises(BadMessage, match=r"actions\[0\] of step 3, env 0 is 3, which Discrete\(3\) does not have"):
+        form.check_rollout(0, 0, 0, T, arrays)
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated", "extra.flag", "state.flag"])
+def test_booleans_of_a_rollout(form, name):
+    arrays = rollout_arrays() | {"extra.flag": np.zeros((T, N), np.bool_), "state.flag": np.zeros((N, 3), np.bool_)}
+    form.check_rollout(0, 0, 0, T, arrays)
+    arrays[name].view(np.uint8)[1, 1] = 3
+    with pytest.raises(BadMessage, match=f"'({name.removeprefix('state.')})'.*neither 0 nor 1"):
+        form.check_rollout(0, 0, 0, T, arrays)
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_booleans_of_rows(form, name):
+    arrays = row_arrays()
+    arrays[name].view(np.uint8)[1] = 2
+    with pytest.raises(BadMessage, match=f"'{name}' of bool"):
+        form.check_rows(0, {}, arrays)
+
+
+def test_suspect_rows(form):
+    arrays = row_arrays()
+    assert not form.check_rows(0, {}, arrays).suspects
+    arrays["obs.0"][1, 2] = np.nan
+    arrays["rewards"][1] = np.nan
+    arrays["obs.1"][0] = 5
+    found = form.check_rows(0, {}, arrays).suspects
+    assert (found.num_nan, found.nan_env, found.num_out_of_bounds, found.out_of_bounds_env) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_suspect_stacks(is_packed):
+    """Each frame counts where it is new."""
+    space = spaces.Box(0, 1, (4, 20, 20), np.float32)
+    form = RolloutForm(SpaceTree(space), SpaceTree(ACTIONS), N)
+    frames = np.random.default_rng(0).random((T + 4, N, 20, 20)).astype(np.float32)
+    frames[5, 1, 3, 3] = np.nan  # it is new in obs[2], the observation after step 1
+    frames[6, 0, 0, 0] = 1.5
+    obs = np.stack([np.stack([frames[t : t + 4, env] for env in range(N)]) for t in range(T + 1)])
+    sent = stacks.pack("obs.0", obs) if is_packed else {"obs.0": obs}
+    arrays = rollout_arrays(0, space) | sent | {"final_obs.0": np.zeros((2, 4, 20, 20), np.float32)}
+    found = form.check_rollout(0, 0, 0, T, arrays).suspects
+    assert (found.nan_env, found.out_of_bounds_env) == (1, 0)
+    # Whole stacks have the frame as often as it is in them.
+    assert (found.num_nan, found.num_out_of_bounds) == ((1, 1) if is_packed else (3, 2))
+
+
 # -- rows --
 
 
@@ -367,6 +428,7 @@ def test_no_episode_ended(form):
         arrays[name] = arrays[name][:0]
     for name in ("final_obs.0", "final_obs.1"):
         arrays[name] = arrays[name][:0]
+    arrays["terminated"][:] = arrays["truncated"][:] = False
     rollout = form.join_rollouts([form.check_rollout(i, 0, 0, T, arrays) for i in (0, 1)])
     assert rollout.final_obs["a"].shape == (0, 3) and not rollout.final_values.any()
 

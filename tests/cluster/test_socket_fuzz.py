@@ -16,7 +16,7 @@ from cluster_envs import Accounts, Agent, CountingEnv
 from envfleet.cluster.codec import encode
 from envfleet.cluster.messages import PROTOCOL_VERSION, FromWorker, Heartbeat, Join, Leaving
 
-SAMPLES = {int: 1, float: 0.0, str: "x", bool: True, dict[str, Any]: {}, Any: []}
+SAMPLES = {int: 1, float: 0.0, str: "x", bool: True, dict[str, Any]: {}, Any: [], msgspec.Raw: []}
 MESSAGES = [
     kind(**{each.name: SAMPLES[each.type] for each in msgspec.structs.fields(kind) if each.required})
     for kind in typing.get_args(FromWorker)

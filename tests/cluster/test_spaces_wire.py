@@ -191,6 +191,7 @@ def _nested(depth):
         {"kind": "dict", "keys": [["a"]], "parts": [_box()]},
         {"kind": "dict", "keys": 5, "parts": [_box()]},
         _nested(100),
+        {"kind": "tuple", "parts": [_nested(0)] * 5000},
     ],
 )
 def test_malformed_descriptions_are_refused(description):
@@ -202,6 +203,12 @@ def test_malformed_descriptions_are_refused(description):
 def test_bounds_must_fit_the_box(low):
     with pytest.raises(BadMessage):
         space_of(_box(low=None), {"obs/low": low}, "obs")
+
+
+def test_whether_a_number_is_bounded_is_0_or_1():
+    raw = np.array([0, 2], np.uint8).view(np.bool_)
+    with pytest.raises(BadMessage, match="neither 0 nor 1"):
+        space_of(_box(bounded_below=None), {"obs/bounded_below": raw}, "obs")
 
 
 @pytest.mark.parametrize(

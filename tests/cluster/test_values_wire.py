@@ -1,5 +1,6 @@
 """Plain values survive the wire exactly; what is not plain is refused by its place; infos of workers join as rows."""
 
+import contextlib
 import enum
 from collections import OrderedDict, namedtuple
 
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from envfleet.cluster.bounded_msgpack import decode_bounded
 from envfleet.cluster.codec import DTYPES, BadMessage
-from envfleet.cluster.values_wire import MAX_DEPTH, NotPlain, from_plain, join_info_rows, to_plain
+from envfleet.cluster.values_wire import MAX_DEPTH, NotPlain, from_plain, join_info_rows, read_plain, to_plain
 from envfleet.contract.errors import UsageError
 from envfleet.pool.infos import join_infos
 
@@ -114,6 +116,90 @@ def test_subclasses_of_plain_types_arrive_as_those():
     point, color = namedtuple("point", "x y"), enum.IntEnum("color", "RED")
     values = [point(1, 2), color.RED, OrderedDict(b=1, a=2), np.str_("text"), np.bytes_(b"bytes")]
     assert_same([(1, 2), 1, {"b": 1, "a": 2}, "text", b"bytes"], _over_the_wire(values))
+
+
+# -- bytes of any form --
+
+
+@given(plain_values)
+def test_what_is_read_from_bytes_is_what_msgspec_reads(value):
+    raw = msgspec.msgpack.encode(to_plain(value))
+    assert_same(value, read_plain(raw))
+    assert_same(value, read_plain(msgspec.Raw(raw)))
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=40))
+def test_bytes_are_a_value_or_refused(raw):
+    with contextlib.suppress(BadMessage):
+        decode_bounded(raw)
+
+
+every_kind = st.recursive(
+    st.one_of(atoms.filter(lambda each: not isinstance(each, np.generic)), st.integers(-(2**63), 2**64 - 1), st.none()),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20),
+    max_leaves=40,
+)
+
+
+@given(every_kind)
+def test_bounded_decoding_is_decoding(value):
+    """With lists, texts and dictionaries of every length that MessagePack writes in another way."""
+    try:
+        raw = msgspec.msgpack.encode(value)
+    except OverflowError:  # an int of more than 64 bits
+        return
+    assert_same(msgspec.msgpack.decode(raw), decode_bounded(raw))
+
+
+@pytest.mark.parametrize("num_items", [0, 15, 16, 40, 70_000])
+@pytest.mark.parametrize("item", [b"x" * 300, "x" * 300, 1.5, 2**40, "x" * 20, -100, 200])
+def test_long_lists_and_dictionaries(num_items, item):
+    for value in ([item] * num_items, {f"key {index}": item for index in range(num_items)}):
+        assert decode_bounded(msgspec.msgpack.encode(value)) == value
+    long = [b"x" * 70_000, "x" * 70_000, b"x" * 200, msgspec.msgpack.Ext(3, b"x" * 300), msgspec.msgpack.Ext(3, b"x")]
+    assert decode_bounded(msgspec.msgpack.encode(long)) == long
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "before all its parts"),
+        (b"\x92\xc0", "before all its parts"),
+        (b"\xc1", "0xc1"),
+        (b"\x81\x01\x02", "key that is no text: its first byte is 0x01"),
+        (b"\x82\xa1a\xc0\x90\xc0", "key that is no text: its first byte is 0x90"),
+        (b"\x81\xa1a\x81\xc4\x01a\x01", "key that is no text: its first byte is 0xc4"),
+        (b"\xdd\xff\xff\xff\xff", "has over 262144 parts"),
+        (b"\xdf\x7f\xff\xff\xff", "has over 262144 parts"),
+        (b"\xdd\x00\x06\x00\x00" + b"\x80" * 0x60000, "has over 311296 parts"),
+        (b"\xdb\x00\x00\x00\x09abc", "no value"),
+        (b"\xa3\xff\xff\xff", "no value"),
+        (b"\x91" * 100_000 + b"\xc0", "no value"),
+    ],
+)
+def test_values_that_are_none_are_refused_before_they_are_made(raw, words):
+    with pytest.raises(BadMessage, match=words):
+        decode_bounded(raw)
+
+
+@pytest.mark.parametrize("num_keys", [64, 65])
+def test_keys_that_collide(num_keys):
+    """Without a limit n of them take n * n / 2 comparisons; a few happen: -1 and -2 have the same hash."""
+    keys = [number * (2**61 - 1) for number in range(1, num_keys + 1)]
+    value = {**dict.fromkeys(keys, 0), **{(x, y): 0 for x in range(-9, 9) for y in range(-9, 9)}}
+    if num_keys <= 64:
+        assert _over_the_wire(value) == value
+    else:
+        with pytest.raises(BadMessage, match="more than 64 have the same hash"):
+            _over_the_wire(value)
+
+
+def test_booleans_in_values_are_0_or_1():
+    with pytest.raises(BadMessage, match="neither 0 nor 1"):
+        from_plain(["array", "bool", [3], b"\0\1\2"])
+    with pytest.raises(BadMessage, match="neither 0 nor 1"):
+        from_plain(["scalar", "bool", b"\xff"])
 
 
 class Simulator:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from envfleet.cluster.desk import Answered
 from envfleet.cluster.membership import Member
 from envfleet.cluster.messages import EnvFailure, OrderFailed
-from envfleet.cluster.values_wire import from_plain
+from envfleet.cluster.values_wire import read_plain
 from envfleet.contract import errors
 from envfleet.contract.errors import ChildDied, EnvFailed, PolicyFailed, UsageError, WorkerFailed
 
@@ -80,7 +80,7 @@ def _env_failed(failure: EnvFailure, member: Member, then: str = "") -> Exceptio
         env_id=failure.env_id,
         child_traceback=failure.traceback,
         seed=failure.seed,
-        last_action=from_plain(failure.last_action),
+        last_action=read_plain(failure.last_action),
     )
 
 

@@ -32,6 +32,7 @@ _LIMITS = Limits()
 _MAX_INLINE_BYTES = 4096
 _MAX_INLINE_TOTAL_BYTES = 1 << 20
 _ZSTD_LEVEL = 1
+_MOST_DIMS_READ = 64  # NumPy has no more; Limits allow less
 
 
 class BadMessage(ClusterError):
@@ -41,7 +42,7 @@ class BadMessage(ClusterError):
 class _ArrayHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     dtype: str
-    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=_MOST_DIMS_READ)]
     packed: bool = False  # the frame is compressed with zstd
     inline: bytes | None = None  # there is no frame: here it is
 
@@ -106,7 +107,9 @@ class Decoder(Generic[Message]):
     def __init__(self, messages: Any, limits: Limits | None = None) -> None:
         """`messages` is a union of tagged structs."""
         self._limits = limits or Limits()
-        self._decode_header = msgspec.msgpack.Decoder(tuple[messages, tuple[_ArrayHeader, ...]]).decode
+        # msgspec asks for the length before it makes anything: 4 bytes are enough for a header of 64.
+        headers = Annotated[tuple[_ArrayHeader, ...], msgspec.Meta(max_length=_LIMITS.num_arrays)]
+        self._decode_header = msgspec.msgpack.Decoder(tuple[messages, headers]).decode
 
     def decode(self, frames: Sequence[Any]) -> tuple[Message, dict[str, Array]]:
         """The message and its arrays, which cannot be written: they are views of the frames.
@@ -159,6 +162,12 @@ class Decoder(Generic[Message]):
             total_bytes += buffer.nbytes
         if total_bytes > limits.total_bytes:
             raise BadMessage(f"a message of {total_bytes} bytes; at most {limits.total_bytes} are allowed")
+
+
+def require_booleans(name: str, array: Array) -> None:
+    """Refuse bytes that are neither 0 nor 1 in an array of bool: NumPy itself takes them for both at once."""
+    if array.dtype.char == "?" and array.tobytes().translate(None, b"\0\1"):
+        raise BadMessage(f"array {name!r} of bool has bytes that are neither 0 nor 1")
 
 
 def _array(header: _ArrayHeader, buffer: memoryview, limits: Limits, num_bytes_left: int) -> Array:

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from envfleet.cluster import stacks
-from envfleet.cluster.codec import DTYPES, NAME_OF
+from envfleet.cluster.codec import DTYPES, NAME_OF, BadMessage
 from envfleet.cluster.divergence import probe_rows
 from envfleet.cluster.memory import Memory, PolicyError
 from envfleet.cluster.probing import Probing
+from envfleet.cluster.row_checks import RowChecks
 from envfleet.cluster.spare_arrays import SpareArrays
 from envfleet.contract.errors import EnvFailed, UsageError
 from envfleet.contract.policy import Acted, Policy
@@ -31,6 +32,7 @@ class Collector:
         self._pool = pool
         self._obs_tree = SpaceTree(pool.single_observation_space)
         self._action_tree = SpaceTree(pool.single_action_space)
+        self._checks = RowChecks(self._obs_tree, self._action_tree)
         self._obs = first_obs
         self._spares = SpareArrays()
         self._returns = np.zeros(pool.num_envs)
@@ -78,10 +80,18 @@ class Collector:
                 self._returns[rows] = 0.0
                 self._lengths[rows] = 0
         recorder.write_obs(num_steps, self._obs)
+        self._require_actions(recorder)
         arrays = self._arrays(policy, memory, recorder, finals)
         arrays |= {f"state.{name}": rows for name, rows in first_state.items()}
         shown, kind = probing.shown(policy, self._obs_tree, recorder.obs)
         return arrays | shown, kind
+
+    def _require_actions(self, recorder: _Recorder) -> None:
+        """Once for all steps: an env may take choices that its space does not have, the head refuses them."""
+        try:
+            self._checks.require_actions(recorder.actions)
+        except BadMessage as error:
+            raise PolicyError(f"what the policy's act() returned cannot be used: {error}") from None
 
     def _memory_of(self, policy: Policy) -> Memory:
         if self._memory is None or self._memory.policy is not policy:

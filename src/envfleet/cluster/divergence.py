@@ -16,7 +16,7 @@ from envfleet.cluster.rollouts import Collected, named
 from envfleet.contract import distributions
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
-from envfleet.contract.policy import ExposesDistribution, Policy, State
+from envfleet.contract.policy import ExposesDistribution, Policy, Recurrent, State
 from envfleet.contract.spaces import SpaceTree
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +32,14 @@ class Probes:
     log_probs: Array | None  # [P]
     distribution: Distribution | None  # of P rows
     state: State | None  # of recurrent policies: before each of these rows
+
+
+@dataclass(frozen=True, slots=True)
+class ShownForm:
+    """The shapes, without that of the batch, in which a policy shows itself."""
+
+    distribution: str | None  # None: it shows none
+    state: str
 
 
 def probes_of(
@@ -52,6 +60,35 @@ def probes_of(
         ),
         state=state or None,
     )
+
+
+def has_probabilities(part: Collected) -> bool:
+    """Whether a worker's rollout says how likely its actions were."""
+    return part.distribution is not None or "log_probs" in part.arrays
+
+
+def form_of(policy: Policy, obs: Any, num_rows: int) -> ShownForm:
+    """What a policy like `policy` shows of itself; `obs` are `num_rows` observations of any kind."""
+    state: dict[str, Array] = {}
+    if isinstance(policy, Recurrent):
+        state = {name: np.asarray(rows) for name, rows in policy.initial_state(num_rows).items()}
+    shown = None
+    if isinstance(policy, ExposesDistribution):
+        shown = policy.distribution(obs, **({"state": state} if state else {}))
+    return ShownForm(None if shown is None else _shown_form(shown), _state_form(state))
+
+
+def difference(probes: Probes, expected: ShownForm) -> str | None:
+    """Why these probes cannot be compared with a policy that shows `expected`; None: they can."""
+    remembered = _state_form(probes.state or {})
+    if remembered != expected.state:
+        return f"its policy remembers {remembered}; the learner's {expected.state}"
+    if probes.distribution is None or expected.distribution is None:
+        return None  # they are compared by their log-probs
+    shown = _shown_form(probes.distribution)
+    if shown == expected.distribution:
+        return None
+    return f"its policy shows {shown}; the learner's {expected.distribution}"
 
 
 def added(held: Probes | None, new: Probes, num_probes: int) -> Probes:
@@ -86,7 +123,7 @@ def measured(policy: Policy, probes: Sequence[Probes], obs: SpaceTree, actions: 
     each = None
     if together.distribution is not None and isinstance(policy, ExposesDistribution):
         newest = policy.distribution(seen, **state)
-        each = None if newest is None else _compared(distributions.kl, together.distribution, newest)
+        each = None if newest is None else _compared(_kl, together.distribution, newest)
     if each is None:
         if together.log_probs is None:
             raise UsageError(
@@ -104,6 +141,14 @@ def _compared(compare: Callable[[Any, Any], Array], worker: Any, learner: Any) -
     """Without NumPy's warnings: numbers that have no end are a divergence like others, and lead to a pull."""
     with np.errstate(over="ignore", invalid="ignore"):
         return compare(worker, learner)
+
+
+def _kl(worker: Distribution, learner: Distribution) -> Array:
+    """What cannot be compared is infinitely far, and leads to a pull: to fail here would be to fail for ever."""
+    try:
+        return distributions.kl(worker, learner)
+    except UsageError:
+        return np.full(len(next(iter(worker.arrays().values()))), np.inf)
 
 
 def _joined(probes: Sequence[Any]) -> Probes:
@@ -148,6 +193,18 @@ def _last(probes: Probes, num_rows: int) -> Probes:
         else distributions.from_arrays(shown.kind, {name: rows[-num_rows:] for name, rows in shown.arrays().items()}),
         state=None if probes.state is None else {name: rows[-num_rows:] for name, rows in probes.state.items()},
     )
+
+
+def _shown_form(shown: Distribution) -> str:
+    return f"{shown.kind} with {_shapes(shown.arrays())}"
+
+
+def _state_form(state: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {rows.dtype} {rows.shape[1:]}" for name, rows in sorted(state.items())) or "nothing"
+
+
+def _shapes(arrays: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {tuple(rows.shape[1:])}" for name, rows in sorted(arrays.items()))
 
 
 def _joined_arrays(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

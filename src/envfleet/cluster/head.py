@@ -39,7 +39,9 @@ from envfleet.cluster.messages import (
     ValuesReady,
 )
 from envfleet.cluster.orders import Expected, Verdict
+from envfleet.cluster.rollouts import Collected, Rows
 from envfleet.cluster.roster import Roster
+from envfleet.cluster.row_checks import SuspectRows
 from envfleet.cluster.transfers import Digests
 from envfleet.cluster.weights import Versions
 from envfleet.cluster.wire import RunKeys
@@ -66,6 +68,7 @@ class Head:
         self._decoder: Decoder[Any] = Decoder(FromWorker)
         self._resend_s = config.resend_s
         self._num_arrivals = 0
+        self._warned_of: set[str] = set()  # what of envs was told once
         self._owner_pid = os.getpid()
         self._reactions: dict[type, Callable[[Member, Desk, Any, Arrays], None]] = {
             Ready: self._ready,
@@ -291,6 +294,25 @@ class Head:
         self._num_arrivals += 1
         is_wanted = verdict is Verdict.ACCEPTED
         desk.accept(message, result, is_wanted, member, self._num_arrivals, _now_s())
+        if isinstance(result, Rows | Collected) and result.suspects:
+            self._warn_of(result.suspects, member, self.roster.form.num_envs)
+
+    def _warn_of(self, suspects: SuspectRows, member: Member, num_envs: int) -> None:
+        """Once of each kind in a run: envs that do so do it often."""
+        for what, env, counter in (
+            ("NaN in its observation or reward", suspects.nan_env, "num_nan_rows"),
+            ("an observation outside its space", suspects.out_of_bounds_env, "num_out_of_bounds_rows"),
+        ):
+            if env is not None and what not in self._warned_of:
+                self._warned_of.add(what)
+                text = "env %d of %s gave %s. Such rows are passed on, and counted in stats().workers[%d].%s"
+                logger.warning(text, member.worker * num_envs + env, member, what, member.worker, counter)
+
+    def refuse_answer(self, worker: int, detail: str) -> None:
+        """Count an answer that was accepted, and turned out to be of no use."""
+        with self._socket.here():
+            member = self.desks[worker].member
+            self._refuse("malformed", b"" if member is None else member.process, f"{member}: {detail}")
 
     def _heartbeat(self, member: Member, desk: Desk, message: Heartbeat, arrays: Arrays) -> None:
         desk.worker_resent_bytes = message.resent_bytes

@@ -6,10 +6,21 @@ import logging
 import time
 from typing import Any
 
-from envfleet.cluster.divergence import added, measured, probes_of
+from envfleet.cluster.desk import Desk
+from envfleet.cluster.divergence import (
+    Probes,
+    ShownForm,
+    added,
+    difference,
+    form_of,
+    has_probabilities,
+    measured,
+    probes_of,
+)
 from envfleet.cluster.head import Head
 from envfleet.cluster.rollouts import Collected, RolloutForm
 from envfleet.cluster.sync import APS, SyncRule
+from envfleet.contract.errors import UsageError, WorkerFailed
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.contract.rollout import Rollout
 from envfleet.policies.adapting import as_policy, code_of, weights_of
@@ -32,6 +43,8 @@ class Learner:
         self._code: PolicyCode | None = None
         self._first_version = 0  # of this code: what workers did with another cannot be compared with it
         self._policy: Policy | None = None  # made when it is needed
+        self._shown_form: ShownForm | None = None  # of that policy, learned when it is needed
+        self._has_probabilities = False  # a worker has shown some of that policy
         self._num_short_lived = 0  # agents of which there was one version only, one after the other
         self._has_warned = False
 
@@ -42,7 +55,7 @@ class Learner:
             code = code_of(agent)
             if code != self._code:
                 self._set_code(code)
-            self._agent, self._policy = agent, None
+            self._agent, self._policy, self._shown_form, self._has_probabilities = agent, None, None, False
         # Workers that wait for an order will hear of it with that.
         if head.publish(weights_of(agent)) and head.has_open_orders:
             self.measure()
@@ -76,19 +89,34 @@ class Learner:
         if not due:
             return
         started_s = time.perf_counter()
-        found = measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
+        found = self._measured(due)
         for (worker, desk, probes), divergence in zip(due, found, strict=True):
             desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
             self._warn_if_late(self._sync, worker, newest - probes.version, divergence)
         self._head.measure_s += time.perf_counter() - started_s
         self._head.num_measurements += 1
 
+    def _measured(self, due: list[tuple[int, Desk, Probes]]) -> list[float]:
+        try:
+            return measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
+        except UsageError:
+            raise  # as long as the policy is what it is
+        except BaseException:
+            for _, desk, _ in due:  # or the same rows would fail again, for ever
+                desk.probes = None
+            raise
+
     def keep_probes(self, parts: list[Collected], rollout: Rollout) -> None:
-        """Of each worker's rollout, now side by side in this one."""
+        """Of each worker's rollout, now side by side in this one.
+
+        Raises WorkerFailed for one whose policy shows something else of itself than the learner's: they are not alike.
+        """
         num_probes, num_envs = self._sync.num_probes, self._form.num_envs
         if not num_probes:
             return
         obs, actions = self._form.obs.flatten(rollout.obs), self._form.actions.flatten(rollout.actions)
+        own_parts = [part for part in parts if part.version >= self._first_version]  # others are of another policy
+        self._has_probabilities |= any(map(has_probabilities, own_parts))
         for position, part in enumerate(parts):
             own = slice(position * num_envs, (position + 1) * num_envs)
             desk = self._head.desks[part.worker]
@@ -96,10 +124,24 @@ class Learner:
                 part,
                 [leaf[:, own] for leaf in obs],
                 [leaf[:, own] for leaf in actions],
-                None if rollout.log_probs is None else rollout.log_probs[:, own],
+                part.arrays.get("log_probs"),
                 num_probes,
             )
+            if part.version >= self._first_version:
+                self._require_alike(new, part)
             desk.probes = added(desk.probes, new, num_probes)
+
+    def _require_alike(self, probes: Probes, part: Collected) -> None:
+        """What could not be compared would make every later measurement fail."""
+        if self._shown_form is None:
+            num_rows = len(probes.actions[0])
+            self._shown_form = form_of(self._present_policy(), self._form.obs.unflatten(list(probes.obs)), num_rows)
+        problem = difference(probes, self._shown_form)
+        if self._has_probabilities and not has_probabilities(part):
+            problem = "it has neither log_probs nor a distribution, which others of this policy have"
+        if problem is not None:
+            self._head.refuse_answer(part.worker, problem)
+            raise WorkerFailed(f"{self._head.roster.name_of(part.worker)}: its answer is malformed: {problem}")
 
     def _present_policy(self) -> Policy:
         """The learner's own policy, which shares its weights with the agent."""

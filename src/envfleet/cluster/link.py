@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.cluster.codec import encode
+from envfleet.cluster.membership import MOST_HOST_CHARS, is_host_name
 from envfleet.cluster.messages import (
     PROTOCOL_VERSION,
     Alive,
@@ -84,7 +85,9 @@ class Link:
         self.cancelled_through = 0
         self.leave_because: str | None = None  # set by a signal handler or another thread: at once
         self.finish_because: str | None = None  # set by a signal handler: when the present order is done
-        self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=socket.gethostname(), pid=os.getpid()))
+        host = socket.gethostname()
+        host = host if is_host_name(host) else ascii(host)[:MOST_HOST_CHARS]
+        self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=host, pid=os.getpid()))
         self._socket = WorkerSocket(address, keys, silence_s, self._take)
 
     def join(self) -> tuple[Welcome, Arrays]:

@@ -6,6 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 NUM_FORMER_KEPT = 1024
+MOST_HOST_CHARS = 255  # a name in the DNS has no more
+
+
+def is_host_name(host: str) -> bool:
+    """Whether it may stand in logs and errors, and on a terminal."""
+    return 1 <= len(host) <= MOST_HOST_CHARS and host.isascii() and host.isprintable()
 
 
 @dataclass(slots=True)
@@ -48,6 +54,10 @@ class Membership:
             return f"this run has workers 0 to {self.num_workers - 1}, no worker {worker}"
         if process in self._former:
             return "a newer process has taken this worker's place"
+        if not is_host_name(host):
+            return f"a host name has 1 to {MOST_HOST_CHARS} characters, all of printable ASCII"
+        if pid < 1:
+            return f"no process has the pid {pid}"
         member = self._members.get(process)
         if member is not None:
             if member.worker != worker:

@@ -13,7 +13,7 @@ connection that is slow.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,11 @@ PROTOCOL_VERSION = 4
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
+
+if TYPE_CHECKING:
+    Unread = Any
+else:
+    Unread = msgspec.Raw  # any value: it stays bytes until bounded_msgpack has looked at it
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -72,7 +77,7 @@ class EnvFailure(msgspec.Struct, frozen=True):
     error: str
     traceback: str
     seed: int | None
-    last_action: Any  # as values_wire has it
+    last_action: Unread  # as values_wire has it
 
 
 # -- both --
@@ -120,9 +125,9 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """My pool is built. Bounds of Box spaces are in the arrays."""
 
-    observation_space: Any  # as spaces_wire has it
-    action_space: Any
-    metadata: Any  # as values_wire has it
+    observation_space: Unread  # as spaces_wire has it
+    action_space: Unread
+    metadata: Unread  # as values_wire has it
 
 
 class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
@@ -143,7 +148,7 @@ class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
     """Answer to Reset and Step: a row for each env, in the arrays."""
 
     order: int
-    info: Any  # as values_wire has it
+    info: Unread  # as values_wire has it
     failures: list[EnvFailure] = []
     is_after_loss: bool = False  # the order was for another process, now lost; its episodes are cut short
 
@@ -162,7 +167,7 @@ class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
     """Answer to Call and SetAttr: a value for each env."""
 
     order: int
-    values: Any
+    values: Unread  # as values_wire has it, a list
 
 
 class OrderFailed(msgspec.Struct, frozen=True, tag="order_failed"):

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from envfleet.cluster import stacks
-from envfleet.cluster.codec import BadMessage
+from envfleet.cluster.codec import BadMessage, require_booleans
+from envfleet.cluster.row_checks import NONE_SUSPECT, RowChecks, SuspectRows, require_ends
 from envfleet.cluster.values_wire import from_plain, join_info_rows
 from envfleet.contract.distributions import from_arrays
 from envfleet.contract.errors import UsageError
@@ -36,6 +37,7 @@ class Collected:
     num_steps: int
     arrays: Arrays
     distribution: str | None = None  # the kind of that in the arrays "probe."
+    suspects: SuspectRows = NONE_SUSPECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Rows:
     worker: int
     info: dict[str, Any]
     arrays: Arrays
+    suspects: SuspectRows = NONE_SUSPECT
 
 
 class RolloutForm:
@@ -56,6 +59,7 @@ class RolloutForm:
         self.obs = obs
         self.actions = actions
         self.num_envs = num_envs
+        self._checks = RowChecks(obs, actions)
         self._obs_names = [f"obs.{index}" for index in range(len(obs.leaves))]
         self._rows: list[tuple[str, tuple[int, ...], Any]] = [
             (name, (num_envs, *leaf.shape), leaf.dtype) for name, leaf in zip(self._obs_names, obs.leaves, strict=True)
@@ -69,20 +73,35 @@ class RolloutForm:
         info = from_plain(info)
         if not isinstance(info, dict):
             raise BadMessage(f"info must be a dictionary; got {type(info).__name__}")
-        return Rows(worker, info, arrays)
+        seen = zip(self._checks.obs, (arrays[name] for name in self._obs_names), strict=True)
+        return Rows(worker, info, arrays, self._checks.suspects(seen, (), arrays))
 
     def check_rollout(
-        self, worker: int, version: int, lag: int, num_steps: int, arrays: Arrays, distribution: str | None = None
+        self,
+        worker: int,
+        version: int,
+        lag: int,
+        num_steps: int,
+        arrays: Arrays,
+        distribution: str | None = None,
+        num_steps_before: int | None = None,
     ) -> Collected:
-        """A rollout of `num_steps`. Raises BadMessage. What is packed is checked when it is unpacked."""
+        """A rollout of `num_steps`. Raises BadMessage.
+
+        `num_steps_before` have been ordered of the same process before; None: not known.
+        """
         shape = (num_steps, self.num_envs)
         for index, leaf in enumerate(self.obs.leaves):
+            full_shape = (num_steps + 1, self.num_envs, *leaf.shape)
             if f"obs.{index}" in arrays:
-                _require(arrays, f"obs.{index}", (num_steps + 1, self.num_envs, *leaf.shape), leaf.dtype)
-            elif not stacks.is_stack(leaf.shape, _dtype(leaf)):
+                _require(arrays, f"obs.{index}", full_shape, leaf.dtype)
+            elif stacks.is_stack(leaf.shape, _dtype(leaf)):
+                stacks.parts(f"obs.{index}", arrays, full_shape, _dtype(leaf))
+            else:
                 raise BadMessage(f"array 'obs.{index}' is missing")
         for index, leaf in enumerate(self.actions.leaves):
             _require(arrays, f"action.{index}", (*shape, *leaf.shape), leaf.dtype)
+        self._checks.require_actions([arrays[f"action.{index}"] for index in range(len(self.actions.leaves))])
         for name, dtype in FIXED.items():
             _require(arrays, name, shape, np.dtype(dtype))
         if "log_probs" in arrays:
@@ -93,11 +112,21 @@ class RolloutForm:
         for name in extras:
             _require(arrays, name, (*shape, *arrays[name].shape[2:]), arrays[name].dtype)
         num_finals = self._check_finals(shape, arrays)
+        require_ends(arrays, num_steps_before)
         if "next_values" in arrays:
             _require(arrays, "next_values", (self.num_envs,), np.dtype(np.float32))
             _require(arrays, "final_values", (num_finals,), np.dtype(np.float32))
         self._check_policy(arrays, min(self._num_probes, num_steps * self.num_envs), distribution)
-        return Collected(worker, version, lag, num_steps, arrays, distribution)
+        return Collected(worker, version, lag, num_steps, arrays, distribution, self._suspects(arrays))
+
+    def _suspects(self, arrays: Arrays) -> SuspectRows:
+        """Of what each step came to; the first observation was looked at when it came as the last of a rollout."""
+        seen, finals = [], []
+        for name, bounds, frame_bounds in zip(self._obs_names, self._checks.obs, self._checks.frames, strict=True):
+            seen.append((bounds, arrays[name][1:]) if name in arrays else (frame_bounds, arrays[f"{name}/newest"]))
+            final = f"final_{name}"
+            finals.append((bounds, arrays[final]) if final in arrays else (frame_bounds, arrays[f"{final}/newest"]))
+        return self._checks.suspects(seen, finals, arrays)
 
     def _check_policy(self, arrays: Arrays, num_probes: int, distribution: str | None) -> None:
         """What a recurrent policy remembers, and what a policy shows of itself on the probed rows."""
@@ -113,6 +142,7 @@ class RolloutForm:
             for name, array in part.items():
                 if array.shape[:1] != (num_rows,):
                     raise BadMessage(f"array {name!r} of the policy must have {num_rows} rows; got {array.shape}")
+                require_booleans(name, array)
         if distribution is not None:
             try:
                 from_arrays(distribution, shown)
@@ -139,7 +169,9 @@ class RolloutForm:
         for index, leaf in enumerate(self.obs.leaves):
             if f"final_obs.{index}" in arrays:
                 _require(arrays, f"final_obs.{index}", (num_finals, *leaf.shape), leaf.dtype)
-            elif not stacks.is_stack(leaf.shape, _dtype(leaf)):
+            elif stacks.is_stack(leaf.shape, _dtype(leaf)):
+                stacks.final_parts(f"final_obs.{index}", arrays, (num_finals, *leaf.shape), _dtype(leaf))
+            else:
                 raise BadMessage(f"array 'final_obs.{index}' is missing")
         return num_finals
 
@@ -261,6 +293,7 @@ def _require(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[
         raise BadMessage(f"array {name!r} is missing")
     if array.shape != shape or array.dtype != dtype:
         raise BadMessage(f"array {name!r} must be {dtype} {shape}; got {array.dtype} {array.shape}")
+    require_booleans(name, array)
 
 
 def _joined(parts: Sequence[Collected], name: str, axis: int = 0) -> Array:

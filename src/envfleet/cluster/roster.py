@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.cluster.bounded_msgpack import decode_bounded
 from envfleet.cluster.codec import BadMessage, encode
 from envfleet.cluster.config import HeadConfig
 from envfleet.cluster.desk import Desk
-from envfleet.cluster.membership import Member, Membership
+from envfleet.cluster.membership import MOST_HOST_CHARS, Member, Membership
 from envfleet.cluster.messages import (
     PROTOCOL_VERSION,
     Alive,
@@ -31,7 +32,7 @@ from envfleet.cluster.rollouts import RolloutForm
 from envfleet.cluster.spaces_wire import space_of
 from envfleet.cluster.staffing import Staffing, Stage
 from envfleet.cluster.transfers import Transfers, num_bytes
-from envfleet.cluster.values_wire import from_plain
+from envfleet.cluster.values_wire import read_plain
 from envfleet.contract.spaces import SpaceTree
 
 logger = logging.getLogger("envfleet.cluster")
@@ -152,9 +153,9 @@ class Roster:
         if desk.is_ready:
             return  # it has said so before
         try:
-            obs = space_of(message.observation_space, arrays, "observation_space")
-            actions = space_of(message.action_space, arrays, "action_space")
-            metadata = from_plain(message.metadata)
+            obs = space_of(decode_bounded(message.observation_space), arrays, "observation_space")
+            actions = space_of(decode_bounded(message.action_space), arrays, "action_space")
+            metadata = read_plain(message.metadata)
         except BadMessage as error:
             return self._refuse("malformed", member.process, str(error))
         if self.form is None:
@@ -190,7 +191,7 @@ class Roster:
         self.send(member, encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)}))
 
     def _refuse_join(self, process: bytes, message: Join, why: str) -> None:
-        self._refuse("joins refused", process, f"worker {message.worker} on {message.host}: {why}")
+        self._refuse("joins refused", process, f"worker {message.worker} on {message.host[:MOST_HOST_CHARS]!a}: {why}")
         if 0 <= message.worker < len(self._desks) and self.staffing.posts[message.worker].stage is Stage.STARTING:
             self.staffing.posts[message.worker].problem = f"it was refused: {why}"
         self._send(process, encode(Refused(why=why)))

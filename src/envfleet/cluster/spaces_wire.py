@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envfleet.cluster.codec import DTYPES, BadMessage
+from envfleet.cluster.codec import DTYPES, BadMessage, require_booleans
+from envfleet.cluster.messages import Limits
 from envfleet.contract.errors import UsageError
 
 Array = np.ndarray[Any, Any]
@@ -19,6 +20,7 @@ Space = spaces.Space[Any]
 MAX_BOUNDS_BYTES = 1 << 26  # of all spaces in one description: what a description of a few bytes can make us allocate
 MAX_DEPTH = 32
 MAX_DIMS = 32
+MOST_SPACES = Limits().num_arrays  # in one description: each leaf is an array of every rollout
 
 
 def describe_space(space: Space, prefix: str) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -84,10 +86,10 @@ def _dtype_name(space: Space) -> str:
 class _Reader:
     arrays: Mapping[str, Array]
     num_bytes_left: int = MAX_BOUNDS_BYTES
+    num_spaces_left: int = MOST_SPACES
 
     def space(self, description: Any, name: str, depth: int) -> Space:
-        if depth > MAX_DEPTH:
-            raise BadMessage(f"a space is nested deeper than {MAX_DEPTH} levels")
+        self._count(depth)
         if not isinstance(description, dict):
             raise BadMessage(f"a space described by a {type(description).__name__}")
         kind = description["kind"]
@@ -110,6 +112,13 @@ class _Reader:
                 raise BadMessage(f"a Dict space with the keys {keys!r} and {len(parts)} parts")
             return spaces.Dict(OrderedDict(zip(keys, parts, strict=True)))
         raise BadMessage(f"a space of kind {kind!r}")
+
+    def _count(self, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise BadMessage(f"a space is nested deeper than {MAX_DEPTH} levels")
+        self.num_spaces_left -= 1
+        if self.num_spaces_left < 0:
+            raise BadMessage(f"a space that consists of over {MOST_SPACES} spaces")
 
     def _parts(self, description: dict[str, Any], name: str, depth: int) -> list[Space]:
         return [self.space(part, f"{name}/{index}", depth + 1) for index, part in enumerate(description["parts"])]
@@ -147,7 +156,9 @@ class _Reader:
         """A copy: spaces may be written to, messages not."""
         if name not in self.arrays:
             raise BadMessage(f"the array {name!r} of a space is missing")
-        return np.array(self.arrays[name])
+        array = np.array(self.arrays[name])
+        require_booleans(name, array)
+        return array
 
     def _reserve(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.num_bytes_left -= prod(shape) * dtype.itemsize

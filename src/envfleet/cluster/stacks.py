@@ -58,12 +58,29 @@ def pack(name: str, stacks: Array) -> dict[str, Array] | None:
     }
 
 
+def parts(
+    name: str, arrays: Mapping[str, Array], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[Array, Array, Array, Array]:
+    """What `pack` made of stacks of this shape: first, newest, whole_at, whole. Raises BadMessage if it is not that."""
+    num_times, num_envs, *stack = shape
+    first = _take(name, "first", arrays, (num_envs, *stack), dtype)
+    newest = _take(name, "newest", arrays, (num_times - 1, num_envs, *stack[1:]), dtype)
+    return first, newest, *_take_whole(name, arrays, tuple(stack), dtype, num_envs, num_times * num_envs)
+
+
+def final_parts(
+    name: str, arrays: Mapping[str, Array], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[Array, Array, Array]:
+    """What `pack_finals` made of stacks of this shape: newest, whole_at, whole. Raises BadMessage as `parts` does."""
+    num_rows, *stack = shape
+    newest = _take(name, "newest", arrays, (num_rows, *stack[1:]), dtype)
+    return newest, *_take_whole(name, arrays, tuple(stack), dtype, 0, num_rows)
+
+
 def unpack(name: str, arrays: Mapping[str, Array], out: Array) -> None:
     """Write what `pack` was given into `out` [T1, N, K, *frame]. Raises BadMessage if the arrays do not fit it."""
-    num_times, num_envs, num_frames, *frame = out.shape
-    first = _take(name, "first", arrays, (num_envs, num_frames, *frame), out.dtype)
-    newest = _take(name, "newest", arrays, (num_times - 1, num_envs, *frame), out.dtype)
-    whole_at, whole = _take_whole(name, arrays, (num_frames, *frame), out.dtype, num_envs, num_times * num_envs)
+    num_times, num_envs = out.shape[:2]
+    first, newest, whole_at, whole = parts(name, arrays, out.shape, out.dtype)
     stops = np.searchsorted(whole_at, np.arange(1, num_times + 1) * num_envs).tolist()
     out[0] = first
     for time in range(1, num_times):
@@ -91,9 +108,7 @@ def pack_finals(name: str, finals: Array, before: Array) -> dict[str, Array] | N
 
 def unpack_finals(name: str, arrays: Mapping[str, Array], before: Array) -> Array:
     """What `pack_finals` was given, from the same `before` [F, K, *frame]. Raises BadMessage if they do not fit."""
-    num_rows, num_frames, *frame = before.shape
-    newest = _take(name, "newest", arrays, (num_rows, *frame), before.dtype)
-    whole_at, whole = _take_whole(name, arrays, (num_frames, *frame), before.dtype, 0, num_rows)
+    newest, whole_at, whole = final_parts(name, arrays, before.shape, before.dtype)
     finals: Array = np.empty_like(before, order="C")
     finals[:, :-1] = before[:, 1:]
     finals[:, -1] = newest

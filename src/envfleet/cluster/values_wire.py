@@ -6,18 +6,22 @@ whose first entry says what it is: ["tuple", ...], ["array", dtype, shape, bytes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from envfleet.cluster.codec import DTYPES, NAME_OF, BadMessage
+from envfleet.cluster.bounded_msgpack import decode_bounded
+from envfleet.cluster.codec import DTYPES, NAME_OF, BadMessage, require_booleans
 from envfleet.contract.errors import UsageError
 
 Array = np.ndarray[Any, Any]
 MAX_DEPTH = 64
 _MAX_DIMS = 32
+_MOST_ALIKE = 64  # keys of one dictionary with the same hash: (-1, -2) and (-2, -1) have, but few others by chance
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 _Path = tuple["_Path", str] | None  # ((None, "['sim']"), "[3]")
 
@@ -40,6 +44,11 @@ def from_plain(value: Any) -> Any:
         return _from_plain(value, 0)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadMessage(f"no plain value: {error}") from None
+
+
+def read_plain(raw: bytes | msgspec.Raw) -> Any:
+    """What `to_plain` was given, from the bytes of a message. Raises BadMessage, before much is made of them."""
+    return from_plain(decode_bounded(raw))
 
 
 def join_info_rows(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> dict[str, Any]:
@@ -197,6 +206,9 @@ def _read_tuple(fields: Sequence[Any], depth: int) -> tuple[Any, ...]:
 def _read_dict(fields: Sequence[Any], depth: int) -> dict[Any, Any]:
     keys = [_from_plain(key, depth) for key in fields[::2]]
     values = [_from_plain(item, depth) for item in fields[1::2]]
+    hashes = Counter(map(hash, keys))
+    if hashes and max(hashes.values()) > _MOST_ALIKE:
+        raise BadMessage(f"a dictionary with {len(keys)} keys, of which more than {_MOST_ALIKE} have the same hash")
     return dict(zip(keys, values, strict=True))
 
 
@@ -217,7 +229,9 @@ def _read_array(fields: Sequence[Any], depth: int) -> Array:
     shape, dtype = _shape(shape), DTYPES[name]
     if prod(shape) * dtype.itemsize != len(raw):
         raise BadMessage(f"an array of {name} {shape} takes {prod(shape) * dtype.itemsize} bytes; {len(raw)} came")
-    return np.ndarray(shape, dtype, raw).copy()
+    array: Array = np.ndarray(shape, dtype, raw).copy()
+    require_booleans("in a value", array)
+    return array
 
 
 def _read_objects(fields: Sequence[Any], depth: int) -> Array:

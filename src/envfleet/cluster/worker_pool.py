@@ -17,7 +17,7 @@ from envfleet.cluster.messages import EnvFailure, PoolPlan, Reset, RowsReady, St
 from envfleet.cluster.rollouts import FIXED
 from envfleet.cluster.values_wire import NotPlain, from_plain, to_plain
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
+from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.infos import object_column
@@ -310,7 +310,7 @@ def _plain_action(action: Any) -> Any:
     try:
         return to_plain(action)
     except NotPlain:
-        return to_plain(sendable(repr(action)))
+        return to_plain(sendable(text_of(action)))
 
 
 def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception]) -> Any:

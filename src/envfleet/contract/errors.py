@@ -113,8 +113,16 @@ class EnvFailed(EnvFleetError):
 
     def __str__(self) -> str:
         """The message, then seed and last action, then the traceback of the env."""
-        text = f"{self.args[0]} (seed: {self.seed}, last action: {self.last_action})"
+        text = f"{self.args[0]} (seed: {self.seed}, last action: {text_of(self.last_action)})"
         return f"{text}\n\n{self.child_traceback}" if self.child_traceback else text
+
+
+def text_of(value: Any) -> str:
+    """`str(value)`, or why there is none: an error must not fail where it is shown."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__} whose text cannot be shown: {type(error).__name__}>"
 
 
 class ChildDied(EnvFailed):

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from envfleet._native import has_nan
+from envfleet import _native
 from envfleet.contract.errors import InvalidAction
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -116,15 +116,16 @@ def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> np.ndarr
         raise InvalidAction(f"{name} must have shape {expected}, one row for each env; got {array.shape}")
     if array.dtype != leaf.dtype and not np.can_cast(array.dtype, leaf.dtype or object, "same_kind"):
         raise InvalidAction(f"{name} must have dtype {leaf.dtype}; got {array.dtype}, which does not convert safely")
-    if array.dtype.kind == "f" and isinstance(leaf.space, spaces.Box) and _has_nan(array):
+    if array.dtype.kind == "f" and isinstance(leaf.space, spaces.Box) and has_nan(array):
         rows = sorted({int(row) for row in np.nonzero(np.isnan(array))[0]})
         raise InvalidAction(f"{name} has NaN in rows {rows}, which {leaf.space} does not allow")
     return array
 
 
-def _has_nan(array: np.ndarray[Any, Any]) -> bool:
+def has_nan(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array of floats holds NaN."""
     if array.dtype.char in "fd" and array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
-        return has_nan(array)
+        return _native.has_nan(array)
     return bool(np.isnan(array).any())
 
 

@@ -28,6 +28,8 @@ class WorkerStats:
     num_restarts: int
     problem: str  # the last one
     resent_bytes: int = 0  # sent more than once, in either direction: what a dying connection took with it
+    num_nan_rows: int = 0  # env steps and resets with NaN in the observation or the reward
+    num_out_of_bounds_rows: int = 0  # env steps and resets whose observation is outside the observation space
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,13 @@ class RunStats:
         lag = max((each.lag for each in self.workers), default=0)
         divergences = [each.divergence for each in self.workers if each.divergence is not None]
         divergence = f", divergence {max(divergences):.2g}" if divergences else ""
+        num_nan_rows = sum(each.num_nan_rows for each in self.workers)
+        nan_rows = f", {num_nan_rows:,} rows with NaN" if num_nan_rows else ""
         return (
             f"{present}/{len(self.workers)} workers, {sum(each.steps_per_s for each in self.workers):,.0f} steps/s, "
             f"{self.num_steps:,} steps, version {self.version}, lag {lag}{divergence}, "
             f"{sum(each.num_pulls for each in self.workers)} pulls, {_bytes(weights)} of weights, "
-            f"{_bytes(rollouts)} of rollouts, {sum(each.num_restarts for each in self.workers)} restarts"
+            f"{_bytes(rollouts)} of rollouts, {sum(each.num_restarts for each in self.workers)} restarts{nan_rows}"
         )
 
     def __str__(self) -> str:
