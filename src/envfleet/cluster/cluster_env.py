@@ -304,7 +304,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         stepping = self._stepping
         if not stepping.has_results_to_come:
             raise NothingToReceive("no env is in flight: send() actions first")
-        if stepping.in_flight:  # else a batch has come, and an error was raised for it
+        if not stepping.is_held:  # else a batch has come, and an error was raised for it
             self._require_batch(len(stepping.in_flight))
         result = self._receive(self._timeout_s if timeout_s is None else timeout_s)
         result[4]["env_id"] = stepping.last_env_ids
