@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,33 +45,37 @@ def worker_pids():
     return [pid for _, pid in sorted(found)]
 
 
-class Memory:
+class Memory(threading.Thread):
     """Resident bytes of this process and of its workers, once each second."""
 
     def __init__(self):
-        self._next_s = 0.0
+        super().__init__(daemon=True)
+        self._is_over = threading.Event()
         self.series = {}  # pid -> [bytes]
 
-    def look(self):
-        if time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + 1.0
-        for pid in (os.getpid(), *worker_pids()):
-            with contextlib.suppress(OSError, IndexError):
-                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                self.series.setdefault(pid, []).append(pages * os.sysconf("SC_PAGESIZE"))
+    def run(self):
+        while not self._is_over.wait(1.0):
+            for pid in (os.getpid(), *worker_pids()):
+                with contextlib.suppress(OSError, IndexError):
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    self.series.setdefault(pid, []).append(pages * os.sysconf("SC_PAGESIZE"))
+
+    def close(self):
+        self._is_over.set()
+        self.join()
 
     def growth_bytes(self, has_payloads):
         """The most that any process grew after its first seconds: caches fill, code is imported.
 
-        With large payloads, which come and go, the least that it held in a third of its time is compared with the next.
+        Large payloads come and go: with them the least that a process held in a third of its time is compared with the
+        next, if it lived for a minute. A worker that waits for its first weights is not yet what it will be.
         """
         growths = [0]
         for series in self.series.values():
             third = len(series) // 3
-            if len(series) >= 12 and has_payloads:
+            if has_payloads and len(series) >= 60:
                 growths.append(min(series[2 * third :]) - min(series[third : 2 * third]))
-            elif len(series) >= 12:
+            elif not has_payloads and len(series) >= 12:
                 growths.append(max(series[-3:]) - min(series[third : third + 3]))
         return max(growths)
 
@@ -102,6 +107,7 @@ class Learner:
         self._action_of = {envs.publish(self._agent): 0}
         self._accounts = Accounts()
         self._memory = Memory()
+        self._memory.start()
         self._last_s = time.monotonic()
         self.num_taken = 0  # rollouts and steps
         self.report = Report()
@@ -114,6 +120,7 @@ class Learner:
 
     def recover(self):
         """It is quiet again: all workers come back, and each has a rollout to give."""
+        self._memory.close()
         self._accounts.interrupted(self._envs.num_envs)
         self._take(self._envs.rollout(self._agent, self._setup.num_steps, timeout_s=self._setup.longest_pause_s))
         wait_until(lambda: all(each.stage == "present" for each in self._envs.stats().workers), "all workers are there")
@@ -162,7 +169,6 @@ class Learner:
         now_s = time.monotonic()
         self.report.longest_pause_s = max(self.report.longest_pause_s, now_s - self._last_s)
         self._last_s = now_s
-        self._memory.look()
 
     def _take(self, rollout):
         self._progress()
