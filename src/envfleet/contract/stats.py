@@ -56,11 +56,13 @@ class RunStats:
         lag = max((each.lag for each in self.workers), default=0)
         divergences = [each.divergence for each in self.workers if each.divergence is not None]
         divergence = f", divergence {max(divergences):.2g}" if divergences else ""
+        resent = sum(each.resent_bytes for each in self.workers)
+        again = f", {_bytes(resent)} sent again" if resent else ""
         return (
             f"{present}/{len(self.workers)} workers, {sum(each.steps_per_s for each in self.workers):,.0f} steps/s, "
             f"{self.num_steps:,} steps, version {self.version}, lag {lag}{divergence}, "
             f"{sum(each.num_pulls for each in self.workers)} pulls, {_bytes(weights)} of weights, "
-            f"{_bytes(rollouts)} of rollouts, {sum(each.num_restarts for each in self.workers)} restarts"
+            f"{_bytes(rollouts)} of rollouts{again}, {sum(each.num_restarts for each in self.workers)} restarts"
         )
 
     def __str__(self) -> str:
