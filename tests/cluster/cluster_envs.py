@@ -89,6 +89,7 @@ class WideEnv(CountingEnv):
     def step(self, action):
         if self.folder is not None:
             self._obey()
+        time.sleep(self.step_s)
         return self._obs(), float(np.sum(action)), False, False, {}
 
     def num_ballast_bytes(self):

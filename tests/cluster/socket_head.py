@@ -1,8 +1,8 @@
-"""The head's socket in a process of its own: says which messages came. `python socket_head.py SILENCE_S`"""
+"""The head's socket in a process of its own. `python socket_head.py SILENCE_S NUM_DESCRIPTORS`"""
 
 import json
+import resource
 import sys
-import time
 
 from envfleet.cluster.head_socket import HeadSocket
 from envfleet.cluster.wire import RunKeys
@@ -22,13 +22,13 @@ class Printing:
 
 
 def main():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
     keys = RunKeys.make()
     head = HeadSocket("tcp://127.0.0.1:0", keys, float(sys.argv[1]), Printing())
     head.start()
     print(json.dumps([head.address, keys.for_workers()]), flush=True)
     sys.stdin.read()
     head.close()
-    time.sleep(0)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_connections_that_are_cut_in_the_middle_of_transfers(behind_relay):
 def test_a_rollout_is_sent_while_the_next_one_is_collected(tmp_path, behind_relay):
     """The worker's env hangs in the next rollout: that must not hold up the one before it."""
     relay, addresses = behind_relay
-    with cluster(**addresses, num_envs=1, env_kwargs={"folder": str(tmp_path)}) as envs:
+    with cluster(**addresses, num_envs=1, env_kwargs={"folder": str(tmp_path), "step_s": 0.1}) as envs:
         relay.rate_bytes_s = 10 * MB
         stream = envs.stream(HeavyAgent(0, 1000), 40)
         wait_until(lambda: relay.num_bytes["up"] > 2 * MB, "the first rollout is on its way")

@@ -19,7 +19,7 @@ HEAD_SILENCE_S = 6.0  # the head's socket asks every 2 s whether the other side 
 def test_a_connection_dies_that_a_worker_has_replaced(tmp_path):
     """What ended the learner in 0.6.0: bytes come on a connection after its worker has made another, and it dies."""
     output = tmp_path / "output"
-    command = [sys.executable, str(Path(__file__).parent / "socket_head.py"), str(HEAD_SILENCE_S)]
+    command = [sys.executable, str(Path(__file__).parent / "socket_head.py"), str(HEAD_SILENCE_S), "256"]
     with output.open("w") as log:
         head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log)
     wait_until(lambda: output.read_text().count("\n") == 1, "the head listens")

@@ -58,3 +58,9 @@ def test_bytes_are_readable(number, text):
 def test_999_and_a_half_kilobytes():
     """Three digits must not become an exponent where the number rounds up to the next unit."""
     assert "e+" not in RunStats((worker(weight_bytes=999_999),), 1, {}).summary
+
+
+def test_bytes_that_were_sent_again_are_shown_if_there_are_any():
+    assert "sent again" not in RunStats((worker(),), 1, {}).summary
+    line = RunStats((worker(resent_bytes=1_500_000), worker(resent_bytes=500_000)), 1, {}).summary
+    assert ", 2 MB sent again, " in line

@@ -191,8 +191,7 @@ class Link:
 
     def _receive(self, waits: bool) -> None:
         """Take all messages there are, having waited a little for the first, and do what is due."""
-        if self._socket.receive(waits):
-            self._num_unanswered = 0
+        self._socket.receive(waits)
         if self._told_to_leave is not None:
             raise self._told_to_leave
         if self._socket.watchdog.head_is_gone:
@@ -203,6 +202,7 @@ class Link:
 
     def _take(self, message: Any, arrays: Arrays) -> None:
         """A message came; maybe in the background."""
+        self._num_unanswered = 0
         if isinstance(message, Stop):
             self._told_to_leave = Leave(message.why)
         elif isinstance(message, Refused):

@@ -13,10 +13,12 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import zmq  # noqa: TID253 - only the cluster's own processes come here
-from zmq.utils.monitor import recv_monitor_message  # noqa: TID253
+
+from envfleet.cluster.wire import has_message
 
 MOST_PENDING = 64  # connections without a finished handshake; each costs MOST_FRAME_BYTES at most
 MOST_HANDSHAKE_BYTES = 16 << 10  # a worker sends less than 1 kB
@@ -25,6 +27,8 @@ MOST_HANDSHAKE_BYTES = 16 << 10  # a worker sends less than 1 kB
 READY_BYTES = 64 + 170 + 40
 LOOK_S = 0.02  # while there are such connections
 IDLE_S = 0.25
+_EVENT = struct.Struct("=Hi")  # what a monitor says: event, and descriptor
+_STOPPED = int(zmq.EVENT_MONITOR_STOPPED)
 _BYTES_AT = struct.Struct("=120xQQ")  # bytes_acked and bytes_received in the kernel's struct tcp_info
 
 
@@ -45,6 +49,9 @@ class Strangers:
         self._events = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED)
         self._pending: dict[int, _Pending] = {}  # by inode: descriptors are used again, inodes are not
         self.num_shut_down = 0
+        # Opened before strangers can use up all descriptors.
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._duplicate = os.dup(self._nothing)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="envfleet-strangers", daemon=True)
         self._thread.start()
@@ -55,50 +62,54 @@ class Strangers:
         self._thread.join(5.0)
         self._router.disable_monitor()  # before the other end is closed, or it waits for somebody to read
         self._events.close()
+        os.close(self._duplicate)
+        os.close(self._nothing)
 
     def _watch(self) -> None:
-        next_look_s = 0.0
         while not self._is_over.is_set():
-            if self._events.poll(int(1000 * (LOOK_S if self._pending else IDLE_S))):
-                event = recv_monitor_message(self._events)
-                if event["event"] == zmq.EVENT_MONITOR_STOPPED:
+            self._events.poll(int(1000 * (LOOK_S if self._pending else IDLE_S)))
+            next_look_s = time.monotonic() + LOOK_S
+            while has_message(self._events) and time.monotonic() < next_look_s:
+                event, value = _EVENT.unpack_from(self._events.recv_multipart()[0])
+                if event == _STOPPED:
                     return
-                self._accepted(int(event["value"]))
-            if time.monotonic() >= next_look_s:
-                for inode in list(self._pending):
-                    self._look_at(inode, MOST_HANDSHAKE_BYTES)
-                next_look_s = time.monotonic() + LOOK_S
+                self._accepted(value)
+            for inode in list(self._pending):
+                self._look_at(inode)
 
     def _accepted(self, fd: int) -> None:
-        with contextlib.suppress(OSError), _duplicate(fd) as connection:  # it may be closed again
+        with contextlib.suppress(OSError), self._opened(fd) as connection:  # it may be closed again
             if connection.getsockname()[1] != self._port:
                 return  # it is closed, and the number means something else by now
             self._pending.setdefault(_inode(connection), _Pending(fd, time.monotonic()))
         while len(self._pending) > MOST_PENDING:
             # Who has sent least goes: a worker talks at once. Of equals the newest, or none would come to an end.
             inode, pending = min(self._pending.items(), key=lambda each: (each[1].num_received, -each[1].since_s))
-            num_before = pending.num_received
-            if self._look_at(inode, MOST_HANDSHAKE_BYTES) == num_before:
-                self._look_at(inode, -1)
+            self._look_at(inode, least_bytes=pending.num_received + 1)
 
-    def _look_at(self, inode: int, most_bytes: int) -> int | None:
-        """How many bytes came. None: it is no stranger, is gone, or was shut down for more than `most_bytes`."""
+    def _look_at(self, inode: int, least_bytes: int = 0) -> None:
+        """Forget it if it is no stranger or gone; shut it down if it has sent too much, or less than `least_bytes`."""
         pending = self._pending[inode]
-        with contextlib.suppress(OSError), _duplicate(pending.fd) as connection:
+        with contextlib.suppress(OSError), self._opened(pending.fd) as connection:
             if _inode(connection) == inode:
                 num_acknowledged, pending.num_received = _num_bytes(connection)
                 if num_acknowledged <= READY_BYTES:
-                    if pending.num_received <= most_bytes:
-                        return pending.num_received
+                    if least_bytes <= pending.num_received <= MOST_HANDSHAKE_BYTES:
+                        return
                     self.num_shut_down += 1
                     connection.shutdown(socket.SHUT_RDWR)  # ZeroMQ notices, and closes it
         del self._pending[inode]
-        return None
 
-
-def _duplicate(fd: int) -> socket.socket:
-    """The same connection; while this is open, its descriptor cannot come to mean another. Raises OSError."""
-    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=os.dup(fd))
+    @contextlib.contextmanager
+    def _opened(self, fd: int) -> Iterator[socket.socket]:
+        """A duplicate of a connection: meanwhile its descriptor cannot come to mean another. Raises OSError."""
+        os.dup2(fd, self._duplicate, inheritable=False)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self._duplicate)
+        try:
+            yield connection
+        finally:
+            connection.detach()
+            os.dup2(self._nothing, self._duplicate, inheritable=False)
 
 
 def _inode(connection: socket.socket) -> int:

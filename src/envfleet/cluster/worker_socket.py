@@ -48,6 +48,7 @@ class WorkerSocket:
         self.transfers = Transfers(FIRST_RESEND_S, None if is_ipc else digest_of)
         self._num_connected = 0
         self._failure: Exception | None = None  # in the background
+        self._received_s = 0.0  # when the worker's own thread was last here
         self._is_sending = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._send_in_background, name="envfleet-sending", daemon=True)
@@ -63,21 +64,14 @@ class WorkerSocket:
                 self._send_chunks()
             return transfer
 
-    def receive(self, waits: bool) -> bool:
-        """Take all messages there are, having waited a little for the first. True: something came."""
+    def receive(self, waits: bool) -> None:
+        """Take all messages there are, having waited a little for the first."""
         with self.lock:
+            self._received_s = time.monotonic()
             if self._failure is not None:
                 raise self._failure
-            has_received = False
-            try:
-                while waits or has_message(self._dealer):
-                    frames = recv_frames(self._dealer, waits)
-                    waits, has_received = False, True
-                    self._receive([frame.buffer for frame in frames])
-            except zmq.Again:
-                pass
-            self._send_chunks()
-            return has_received
+            self._receive_all(waits)
+            self._received_s = time.monotonic()
 
     def close(self) -> None:
         """What was sent has half a second to go out."""
@@ -90,6 +84,16 @@ class WorkerSocket:
             self._dealer.close()
             self._context.term()
         self.watchdog.remove_head_folder()
+
+    def _receive_all(self, waits: bool) -> None:
+        try:
+            while waits or has_message(self._dealer):
+                frames = recv_frames(self._dealer, waits)
+                waits = False
+                self._receive([frame.buffer for frame in frames])
+        except zmq.Again:
+            pass
+        self._send_chunks()
 
     def _receive(self, frames: list[Any]) -> None:
         try:
@@ -135,11 +139,14 @@ class WorkerSocket:
             if not self._is_sending.wait(1.0):
                 continue
             poll.poll(BACKGROUND_S * 1000)
+            if time.monotonic() - self._received_s < BACKGROUND_S:
+                self._is_over.wait(BACKGROUND_S)  # the worker's own thread is at it, and waits for what comes
+                continue
             with self.lock:
                 if self._is_over.is_set():
                     return
                 try:
-                    self.receive(waits=False)
+                    self._receive_all(waits=False)
                 except Exception as error:  # for whoever receives next
                     self._failure = self._failure or error
                     return

@@ -60,11 +60,13 @@ class RunStats:
         divergence = f", divergence {max(divergences):.2g}" if divergences else ""
         num_nan_rows = sum(each.num_nan_rows for each in self.workers)
         nan_rows = f", {num_nan_rows:,} rows with NaN" if num_nan_rows else ""
+        resent = sum(each.resent_bytes for each in self.workers)
+        again = f", {_bytes(resent)} sent again" if resent else ""
         return (
             f"{present}/{len(self.workers)} workers, {sum(each.steps_per_s for each in self.workers):,.0f} steps/s, "
             f"{self.num_steps:,} steps, version {self.version}, lag {lag}{divergence}, "
             f"{sum(each.num_pulls for each in self.workers)} pulls, {_bytes(weights)} of weights, "
-            f"{_bytes(rollouts)} of rollouts, {sum(each.num_restarts for each in self.workers)} restarts{nan_rows}"
+            f"{_bytes(rollouts)} of rollouts{again}, {sum(each.num_restarts for each in self.workers)} restarts{nan_rows}"
         )
 
     def __str__(self) -> str:
