@@ -66,7 +66,8 @@ class RunStats:
             f"{present}/{len(self.workers)} workers, {sum(each.steps_per_s for each in self.workers):,.0f} steps/s, "
             f"{self.num_steps:,} steps, version {self.version}, lag {lag}{divergence}, "
             f"{sum(each.num_pulls for each in self.workers)} pulls, {_bytes(weights)} of weights, "
-            f"{_bytes(rollouts)} of rollouts{again}, {sum(each.num_restarts for each in self.workers)} restarts{nan_rows}"
+            f"{_bytes(rollouts)} of rollouts{again}, "
+            f"{sum(each.num_restarts for each in self.workers)} restarts{nan_rows}"
         )
 
     def __str__(self) -> str:
