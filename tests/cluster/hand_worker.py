@@ -10,6 +10,7 @@ import zmq  # noqa: TID253 - this process is a cluster's own
 from cluster_envs import CountingEnv
 from envfleet.cluster.codec import Decoder, encode
 from envfleet.cluster.messages import (
+    CHUNK_BYTES,
     PROTOCOL_VERSION,
     Collect,
     FromHead,
@@ -21,6 +22,7 @@ from envfleet.cluster.messages import (
     Welcome,
 )
 from envfleet.cluster.spaces_wire import describe_space
+from envfleet.cluster.transfers import Outgoing, num_bytes
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
 
@@ -90,8 +92,11 @@ class HandWorker:
         dealer.linger = 0
         dealer.connect(self._address)
 
+        outgoing_chunks = Outgoing(resend_s=60.0, window=1 << 20)
+
         def send(frames):
-            dealer.send_multipart([self.process, *frames])
+            for each in _in_chunks(frames, outgoing_chunks):
+                dealer.send_multipart([self.process, *each])
 
         send(encode(Join(protocol=PROTOCOL_VERSION, worker=self.worker, host=self.host, pid=os.getpid())))
         last_order, next_beat_s = 0, 0.0
@@ -124,6 +129,13 @@ class HandWorker:
         actions, action_arrays = describe_space(env.action_space, "action_space")
         ready = Ready(observation_space=obs, action_space=actions, metadata={})
         return encode(ready, {**obs_arrays, **action_arrays})
+
+
+def _in_chunks(frames, outgoing):
+    if num_bytes(frames) <= CHUNK_BYTES:
+        return [frames]
+    outgoing.add(frames, time.monotonic())
+    return outgoing.to_send(time.monotonic())
 
 
 def cancelled(order):

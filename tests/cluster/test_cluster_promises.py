@@ -457,3 +457,46 @@ def test_after_a_reset_that_fails_where_a_worker_was_replaced(tmp_path):
             envs.step(acts(envs))
         envs.recv()
         goes_on(envs)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_after_a_reset_that_fails_a_rollout_begins_anew(tmp_path, backend):
+    with cluster(tmp_path, num_workers=1, num_envs=2, backend=backend) as envs:
+        (tmp_path / "raise-reset").touch()
+        with pytest.raises(EnvFailed, match="no wheels"):
+            envs.reset(seed=0)
+        truncated = envs.recv()[3]
+        assert truncated.tolist().count(True) == 1, "the row of the env that failed is truncated"
+        for _ in range(2):
+            assert envs.rollout(AGENT, NUM_STEPS).rewards.shape == (NUM_STEPS, 2)
+
+
+class UnsendableEnv(CountingEnv):
+    """Env 0 raises in its second step; the info of env 1 is too large for a message then."""
+
+    num_calls = 0
+
+    def __init__(self, index, folder):
+        super().__init__(folder=folder)
+        self.index = index
+
+    def step(self, action):
+        self.num_calls += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.num_calls == 2 and self.index == 0:
+            raise RuntimeError("the cart has no brakes")
+        if self.num_calls == 2:
+            info = {**info, "numbers": [0] * 400_000}
+        return obs, reward, terminated, truncated, info
+
+
+def test_the_error_that_drops_a_batch_is_the_one_that_is_raised(tmp_path):
+    kwargs = [{"index": index, "folder": str(tmp_path)} for index in range(2)]
+    with envfleet.ClusterEnv(UnsendableEnv, 2, 1, **{**QUICK, "env_kwargs": kwargs}) as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros(2, np.int64))
+        with pytest.raises(WorkerFailed, match="worker 1"):
+            envs.step(np.zeros(2, np.int64))
+        with pytest.raises(NothingToReceive):
+            envs.recv()
+        envs.reset(seed=0)

@@ -44,3 +44,10 @@ def test_what_is_remembered_is_bounded():
         connections.heard(bytes([index]), b"p%d" % index)
     assert [connections.newest(b"p%d" % index) is not None for index in range(10)] == [False] * 7 + [True] * 3
     assert connections.heard(bytes([0]), b"p0"), "it is known again with its next message"
+
+
+def test_a_connection_has_one_name_at_a_time():
+    connections = Connections(most=3)
+    for index in range(10):
+        connections.heard(b"a", b"p%d" % index)
+    assert [index for index in range(10) if connections.newest(b"p%d" % index) is not None] == [9]

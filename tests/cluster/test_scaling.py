@@ -250,7 +250,7 @@ def test_those_who_are_there_begin_and_others_join_as_they_come():
 def test_time_in_the_queue_has_a_limit_of_its_own(capfd):
     with (
         pytest.raises(envfleet.JoinTimeout, match="job 1: Priority") as caught,
-        cluster(launcher=Queue({1}, queue_timeout_s=3.0), start_timeout_s=60.0),
+        cluster(launcher=Queue({1}, queue_timeout_s=12.0), start_timeout_s=60.0),
     ):
         pass
     assert "queue_timeout_s" in str(caught.value)

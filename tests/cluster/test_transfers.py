@@ -8,10 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.cluster.codec import BadMessage, Decoder
-from envfleet.cluster.messages import CHUNK_BYTES, AboutChunks, Chunk, ChunkProbe, ChunksReceived, Limits
+from envfleet.cluster.codec import BadMessage, Decoder, encode
+from envfleet.cluster.messages import (
+    CHUNK_BYTES,
+    MOST_FRAME_BYTES,
+    AboutChunks,
+    Chunk,
+    ChunkProbe,
+    ChunksReceived,
+    Limits,
+)
 from envfleet.cluster.transfers import (
     MOST_DAMAGED,
+    MOST_REPLIES,
     WINDOW,
     Damaged,
     Digests,
@@ -204,6 +213,43 @@ def test_a_message_that_arrives_damaged_is_sent_again():
     wire.under_way[0][2] = (damaged, {name: array ^ 1 for name, array in arrays.items()})
     wire.run()
     assert wire.received[1] == [as_bytes(frames), as_bytes(message(3))]
+
+
+def test_a_transfer_goes_on_if_the_news_of_the_damage_is_lost():
+    wire = Wire(chunk_bytes=16, window=4)
+    wire.add(0, message(60))
+    while not wire.ends[1]._replies or not wire.ends[1].incoming._num_damaged:
+        wire.send(0)
+        wire.under_way[0] = deque(
+            (each, {name: array ^ 1 for name, array in arrays.items()}) for each, arrays in wire.under_way[0]
+        )
+        wire.deliver(0)
+        if not wire.ends[1].incoming._num_damaged:
+            wire.send(1)
+            wire.deliver(1)
+    wire.ends[1]._replies.clear()
+    wire.reconnect()
+    wire.run()
+    assert wire.received[1] == [as_bytes(message(60))]
+
+
+def test_a_chunk_has_bytes():
+    with pytest.raises(BadMessage, match="chunk 0 has no bytes"):
+        Incoming(is_hashed=False).take(Chunk(number=0, attempt=0, frame_bytes=[4]), [], 0.0)
+
+
+def test_replies_to_a_process_that_does_not_read_are_bounded():
+    end = Transfers(RESEND_S, None)
+    for number in range(10 * MOST_REPLIES):
+        end.take(ChunkProbe(number), {}, 0.0)
+    assert len(list(end.to_send(0.0))) == MOST_REPLIES
+
+
+def test_many_small_frames_fit_in_the_frames_of_a_socket():
+    frames = [np.zeros(size, np.uint8) for size in (CHUNK_BYTES, *[100] * 4000)]
+    for chunk in Outgoing(RESEND_S, window=10**6).add(frames, 0.0).chunks:
+        encoded = encode(Chunk(number=0, attempt=0), {str(place): piece for place, piece in enumerate(chunk)})
+        assert max(num_bytes([frame]) for frame in encoded) <= MOST_FRAME_BYTES
 
 
 def test_a_message_that_arrives_damaged_again_and_again_is_an_error():

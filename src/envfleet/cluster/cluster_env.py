@@ -98,12 +98,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 envs always reset in the same step.
             seed: For the first reset if that has no seed of its own.
             env_kwargs: As for `envfleet.make`; a list or callable counts the envs of all workers.
-            max_episode_steps: Truncate episodes after so many steps; None: as registered.
+            max_episode_steps: Truncate episodes after this many steps; None: as registered.
             pool_workers: Processes or threads of each worker's pool; None: one for each CPU the worker may use.
             on_env_error: "raise": an env that fails, or is lost with its worker, raises EnvFailed; then `recv()`
                 returns the batch, the same `rollout()` the rollout, `next()` of a stream the next one. "restart": its
                 row is truncated, and it is built anew.
-            max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
+            max_env_restarts: With "restart": raise after more failures of an env than this without a finished episode.
             render_mode: Gymnasium's.
             pixels: Observations are images of the envs; as for `envfleet.make`.
             credit: In `stream`: rollouts that each worker may be ahead of the learner.
@@ -118,15 +118,14 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             pool_timeout_s: The longest wait of a worker for its pool.
             start_timeout_s: The longest wait for all workers to be ready, and of a worker for its pool to be built.
                 Time in the queue of Slurm or Kubernetes does not count: the launcher's `queue_timeout_s` is for that.
-            min_workers: Do not wait for more than so many: `stream` begins with them, and others join as they come.
-                None: wait for all.
-            join_timeout_s: A worker that runs but has not joined after so long is started again.
-            max_worker_restarts: A worker is given up after so many losses without an accepted answer between them.
-            heartbeat_s: Workers say so often that they are there.
-            silence_s: A connection whose other end does not answer for so long is closed. Large messages that were
-                under way go on where they stopped when there is a new one.
-            reconnect_s: A worker whose connection stays closed for so long is lost.
-            resend_s: Messages are repeated if they are not known to have arrived after so long.
+            min_workers: Workers to wait for: `stream` begins with them, and others join as they come. None: all.
+            join_timeout_s: Restart a worker that runs but has not joined after this many seconds.
+            max_worker_restarts: Give a worker up after this many losses without an accepted answer between them.
+            heartbeat_s: Seconds between two heartbeats of a worker.
+            silence_s: Close a connection whose other end has not answered for this many seconds. Large messages that
+                were under way go on where they stopped when there is a new connection.
+            reconnect_s: Seconds after which a worker whose connection stays closed is lost.
+            resend_s: Seconds after which a message that is not known to have arrived is sent again.
         """
         template = PoolPlan(
             num_envs=whole_number("num_envs_per_worker", num_envs_per_worker),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from envfleet.cluster.memory import Memory, PolicyError
 from envfleet.cluster.probing import Probing
 from envfleet.cluster.row_checks import RowChecks
 from envfleet.cluster.spare_arrays import SpareArrays
-from envfleet.contract.errors import EnvFailed, UsageError
+from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.policy import Acted, Policy
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.pool import EnvPool
@@ -266,13 +267,21 @@ def _checked_values(policy: Policy, obs: Any, state: dict[str, Any], num_rows: i
 
 
 def _step(pool: EnvPool, actions: Any, failures: list[Exception]) -> Any:
-    """One step. An env that failed has a row all the same; whoever asked for the rollout hears of it."""
-    try:
-        return pool.step(actions)
-    except EnvFailed as error:
-        failures.append(error)
+    """One step. An env that failed has a row all the same; who asked for the rollout hears of it.
+
+    Raises StepOnEndedEpisode for an env whose reset has failed: it has no episode. The pool is not busy then.
+    """
+    ended: StepOnEndedEpisode | None = None
+    receive: Callable[[], Any] = partial(pool.step, actions)
     while True:
         try:
-            return pool.recv()
+            result = receive()
         except EnvFailed as error:
             failures.append(error)
+        except StepOnEndedEpisode as error:
+            ended = error
+        else:
+            if ended is not None:
+                raise ended
+            return result
+        receive = pool.recv

@@ -27,6 +27,7 @@ class Connections:
             return False
         if len(self._process_of) >= self._most:
             self.closed(next(iter(self._process_of)))
+        self.closed(connection)  # under another name
         self._process_of[connection] = process
         self._newest[process] = connection
         return True

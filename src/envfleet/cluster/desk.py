@@ -75,6 +75,7 @@ class Desk:
     announcement_bytes: int = 0
     resent_bytes: int = 0  # without what the present process and its transfers count
     worker_resent_bytes: int = 0  # as its present process says
+    welcome_frames: list[Any] | None = None  # for its present process
     transfers: Transfers = field(default_factory=lambda: Transfers(0.0, None))  # with its present process
     rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=10))  # (env steps, seconds)
 
@@ -83,6 +84,7 @@ class Desk:
         self.resent_bytes += self.transfers.outgoing.resent_bytes + self.worker_resent_bytes
         self.worker_resent_bytes = 0
         self.member, self.transfers, self.is_ready, self.not_ready = member, transfers, False, None
+        self.welcome_frames = None
         self.process_version = self.num_steps_ordered = 0
         self.probes, self.divergence, self.measured_version, self.measured_at = None, None, -1, 0
 

@@ -83,7 +83,7 @@ class Head:
             PullWeights: self._pull_weights,
             Leaving: self._leaving,
         }
-        self._socket = HeadSocket(address, keys, config.silence_s, self)
+        self._socket = HeadSocket(address, keys, config.silence_s, self, len(config.plans))
         digest_of = None if keys is None else Digests().of
         self.roster = Roster(config, self.desks, self._socket.send, digest_of, self._refuse)
         self.address = self._socket.address

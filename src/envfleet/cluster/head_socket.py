@@ -47,7 +47,9 @@ class Receiver(Protocol):
 class HeadSocket:
     """One ROUTER for two threads: the caller's, and one in the background. A lock guards it and the receiver."""
 
-    def __init__(self, address: str, keys: RunKeys | None, silence_s: float, receiver: Receiver) -> None:
+    def __init__(
+        self, address: str, keys: RunKeys | None, silence_s: float, receiver: Receiver, num_workers: int = 0
+    ) -> None:
         """Bind to `address`; `self.address` says where it came to be."""
         self._receiver = receiver
         self._lock = threading.RLock()
@@ -64,7 +66,7 @@ class HeadSocket:
             self._close_context()
             raise
         self._connections = Connections()
-        self._strangers = Strangers(self._router) if keys is not None else None
+        self._strangers = Strangers(self._router, num_workers) if keys is not None else None
         self.address: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         sockets = [self._router] if self._doorman is None else [self._router, self._doorman.socket]
         self._fds = [int(each.getsockopt(zmq.FD)) for each in sockets]

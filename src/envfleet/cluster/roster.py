@@ -157,15 +157,15 @@ class Roster:
             actions = space_of(decode_bounded(message.action_space), arrays, "action_space")
             metadata = read_plain(message.metadata)
         except BadMessage as error:
-            return self._refuse("malformed", member.process, str(error))
+            self._refuse("malformed", member.process, str(error))
+            return self._refuse_pool(member, f"what it says of its pool cannot be used: {error}", now_s)
         if self.form is None:
             self.form = RolloutForm(
                 SpaceTree(obs), SpaceTree(actions), self._config.plans[0].num_envs, self._config.sync.num_probes
             )
             self.metadata = metadata
         elif why := _difference(self.form, obs, actions):
-            self._send(member.process, encode(Refused(why=why)))
-            return self.not_ready(member, NotReady(error=why, traceback=""), now_s)
+            return self._refuse_pool(member, why, now_s)
         desk.is_ready = True
         cancelled = [order.number for order in desk.ledger.open if order.is_cancelled]
         if cancelled:
@@ -175,7 +175,13 @@ class Roster:
             self.send_order(member, order)
         self.send_alive(member)
 
+    def _refuse_pool(self, member: Member, why: str, now_s: float) -> None:
+        self._send(member.process, encode(Refused(why=why)))
+        self.not_ready(member, NotReady(error=why, traceback=""), now_s)
+
     def _welcome(self, member: Member, desk: Desk) -> None:
+        if desk.welcome_frames is not None and desk.transfers.is_sending(desk.welcome_frames):
+            return  # it asks again while the answer is on its way
         config = self._config
         pickled = config.env_pickles[member.worker]
         welcome = Welcome(
@@ -188,7 +194,8 @@ class Roster:
             compression=config.compression,
             attributes=desk.attributes,
         )
-        self.send(member, encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)}))
+        desk.welcome_frames = encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)})
+        self.send(member, desk.welcome_frames)
 
     def _refuse_join(self, process: bytes, message: Join, why: str) -> None:
         self._refuse("joins refused", process, f"worker {message.worker} on {message.host[:MOST_HOST_CHARS]!a}: {why}")

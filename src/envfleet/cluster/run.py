@@ -17,7 +17,7 @@ from envfleet.cluster.answers import Held, errors_of
 from envfleet.cluster.config import HeadConfig
 from envfleet.cluster.head import Head
 from envfleet.cluster.keeper import Keeper
-from envfleet.cluster.messages import PoolPlan
+from envfleet.cluster.messages import OrderFailed, PoolPlan
 from envfleet.cluster.progress import Progress
 from envfleet.cluster.rollouts import RolloutForm
 from envfleet.cluster.run_folder import make_run_folder, remove_run_folder
@@ -141,11 +141,12 @@ class Run:
             self._raise_if_hopeless(self.num_workers - num_wanted)
             return False
 
+        begun_s = time.monotonic()
         starting_s = queueing_s = 0.0
         progress = Progress()
         try:
             while not self.head.wait(is_ready, min(TELL_EVERY_S, timeout_s - starting_s)):
-                if most_s is not None and starting_s + queueing_s >= most_s:
+                if most_s is not None and time.monotonic() - begun_s >= most_s:
                     self._raise_join_timeout(f"in {most_s:g} s")
                 missing = [worker for worker, desk in enumerate(self.head.desks) if not desk.is_ready]
                 pending = [w for w in missing if self._keeper.status(w).state is WorkerState.PENDING]
@@ -230,7 +231,8 @@ class Run:
         answers = [self.head.desks[worker].answers.popleft() for worker in workers]
         errors = [
             error
-            for answer in answers
+            # First those without a result: nothing will be returned, and the caller hears one error only.
+            for answer in sorted(answers, key=lambda each: not isinstance(each.result, OrderFailed))
             for error in errors_of(
                 answer, self.num_envs_per_worker, self.problem, self._raises_env_errors, if_incomplete
             )

@@ -21,6 +21,7 @@ import zmq  # noqa: TID253 - only the cluster's own processes come here
 from envfleet.cluster.wire import has_message
 
 MOST_PENDING = 64  # connections without a finished handshake; each costs MOST_FRAME_BYTES at most
+MOST_PENDING_WORKERS = 1024  # of a larger fleet some connect again a moment later
 MOST_HANDSHAKE_BYTES = 16 << 10  # a worker sends less than 1 kB
 # A handshake is finished when the other side has acknowledged the head's greeting (64 bytes), WELCOME (170) and READY
 # (67); without the key it gets no READY.
@@ -42,8 +43,9 @@ class _Pending:
 class Strangers:
     """Watches a ROUTER that is bound to tcp. Its descriptors are never closed here, only shut down."""
 
-    def __init__(self, router: zmq.Socket[bytes]) -> None:
-        """Begin to watch."""
+    def __init__(self, router: zmq.Socket[bytes], num_workers: int) -> None:
+        """Begin to watch. All of `num_workers` may connect at once."""
+        self._most_pending = MOST_PENDING + min(num_workers, MOST_PENDING_WORKERS)
         self._router = router
         self._port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._events = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED)
@@ -82,7 +84,7 @@ class Strangers:
             if connection.getsockname()[1] != self._port:
                 return  # it is closed, and the number means something else by now
             self._pending.setdefault(_inode(connection), _Pending(fd, time.monotonic()))
-        while len(self._pending) > MOST_PENDING:
+        while len(self._pending) > self._most_pending:
             # Who has sent least goes: a worker talks at once. Of equals the newest, or none would come to an end.
             inode, pending = min(self._pending.items(), key=lambda each: (each[1].num_received, -each[1].since_s))
             self._look_at(inode, least_bytes=pending.num_received + 1)

@@ -24,6 +24,8 @@ Frames = list[Any]
 
 WINDOW = 16  # chunks that are sent and not yet received: 4 MiB
 MOST_DAMAGED = 3  # times in a row that a message may arrive damaged
+MOST_REPLIES = 256  # that wait to be sent; more only for a process that asks and does not read
+PIECE_BYTES = 64  # of a chunk's header, for each piece in it
 
 
 class Damaged(BadMessage):
@@ -108,7 +110,9 @@ class Outgoing:
         while self.queue and self.queue[0].end_number <= number:
             self.queue.popleft().done_s = now_s
         is_answer = message.probe == self._probe and self._probed_number is not None and number < self._probed_number
-        if (is_answer or is_lost) and self._received_number == number < self._next_number:
+        # The start of the message: it has arrived damaged, and the reply that said so was lost.
+        is_known = number == self._received_number or (bool(self.queue) and number == self.queue[0].first_number)
+        if (is_answer or is_lost) and is_known and number < self._next_number:
             self._go_back(number)
 
     def connected(self, now_s: float) -> None:
@@ -153,6 +157,8 @@ class Incoming:
 
     def take(self, chunk: Chunk, pieces: Sequence[Array], now_s: float) -> tuple[ChunksReceived, list[Array] | None]:
         """What to answer, and a message that is whole now. Raises BadMessage."""
+        if not any(piece.nbytes for piece in pieces):
+            raise BadMessage(f"chunk {chunk.number} has no bytes")
         if chunk.number != self.next_number:
             self.repeated_bytes += sum(piece.nbytes for piece in pieces)
             is_early = chunk.number > self.next_number
@@ -187,11 +193,16 @@ class Incoming:
             raise BadMessage(f"chunk {number} begins a message in the middle of another")
         if not 0 < len(frame_bytes) <= limits.num_arrays + 1:
             raise BadMessage(f"a message of {len(frame_bytes)} frames; at most {limits.num_arrays + 1} are allowed")
-        if min(frame_bytes) < 0 or max(frame_bytes) > limits.frame_bytes or frame_bytes[0] > limits.header_bytes:
+        if min(frame_bytes) < 0 or max(frame_bytes) > limits.frame_bytes:
             raise BadMessage(f"frames of up to {max(frame_bytes)} bytes; at most {limits.frame_bytes} are allowed")
+        if frame_bytes[0] > limits.header_bytes:
+            raise BadMessage(f"a header of {frame_bytes[0]} bytes; at most {limits.header_bytes} are allowed")
         if not 0 < sum(frame_bytes) <= limits.total_bytes:
             raise BadMessage(f"a message of {sum(frame_bytes)} bytes; at most {limits.total_bytes} are allowed")
-        self._frames = [np.empty(num_bytes, np.uint8) for num_bytes in frame_bytes]
+        try:
+            self._frames = [np.empty(num_bytes, np.uint8) for num_bytes in frame_bytes]
+        except MemoryError:
+            raise BadMessage(f"a message of {sum(frame_bytes)} bytes does not fit in memory here") from None
         self._first_number, self._index, self._offset = number, 0, 0
         self._hashed = hashlib.blake2b(digest_size=16) if self.is_hashed else None
         self._skip_full_frames()
@@ -221,7 +232,7 @@ class Transfers:
         """`digest_of` hashes messages; None: they are not checked. Over ipc the kernel copies from memory to memory."""
         self.outgoing = Outgoing(resend_s, digest_of)
         self.incoming = Incoming(is_hashed=digest_of is not None)
-        self._replies: deque[Frames] = deque()
+        self._replies: deque[Frames] = deque(maxlen=MOST_REPLIES)
 
     def add(self, frames: Frames, now_s: float, is_in_order: bool = False) -> Transfer | None:
         """Queue a message if it is large, or would overtake another one that is in order. None: send it as it is."""
@@ -265,8 +276,10 @@ class Transfers:
     def to_send(self, now_s: float) -> Iterator[Frames]:
         """Messages to send now; what is not sent comes again."""
         while self._replies:
-            yield self._replies[0]
-            self._replies.popleft()
+            reply = self._replies[0]
+            yield reply
+            if self._replies and self._replies[0] is reply:
+                self._replies.popleft()
         yield from self.outgoing.to_send(now_s)
 
 
@@ -314,10 +327,11 @@ def _split(frames: Frames, chunk_bytes: int) -> list[list[Array]]:
     for frame in frames:
         view = _view(frame)
         while view.nbytes:
-            if not num_free:
+            if num_free <= 0:
                 chunks.append([])
                 num_free = chunk_bytes
-            chunks[-1].append(view[:num_free])
-            view = view[num_free:]
-            num_free -= chunks[-1][-1].nbytes
+            piece = view[:num_free]
+            chunks[-1].append(piece)
+            view = view[piece.nbytes :]
+            num_free -= piece.nbytes + (PIECE_BYTES if view.nbytes == 0 else 0)
     return chunks

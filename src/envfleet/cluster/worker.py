@@ -43,7 +43,7 @@ from envfleet.cluster.weights import digest, unpacked
 from envfleet.cluster.wire import KEYS_VARIABLE
 from envfleet.cluster.worker_keys import take_keys
 from envfleet.cluster.worker_pool import WorkerPool, plain_parts, sendable
-from envfleet.contract.errors import EnvFailed, PoolTimeout
+from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.policies.adapting import build_policy
 from envfleet.policies.seeding import seed_policy
@@ -139,9 +139,13 @@ class Worker:
             self._seeded = policy
         started_s = time.monotonic()
         failures: list[Exception] = []
-        arrays, distribution = self._pool.collector(failures).collect(
-            policy, order.num_steps, failures, lambda: self._between_steps(order), self._sync.num_probes
-        )
+        try:
+            arrays, distribution = self._pool.collector(failures).collect(
+                policy, order.num_steps, failures, lambda: self._between_steps(order), self._sync.num_probes
+            )
+        except StepOnEndedEpisode:
+            self._pool.drop_collector()
+            raise
         ready = RolloutReady(
             order=order.order,
             version=self._held.version,

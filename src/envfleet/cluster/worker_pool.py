@@ -57,6 +57,7 @@ class WorkerPool:
         self._autoreset = Autoreset(welcome.plan.autoreset)
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
+        self._seed: int | None = None  # for the first reset that brings none
         self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
         self._num_hung = 0  # pools that were given up since an episode was finished
         self._collector: Collector | None = None
@@ -84,12 +85,16 @@ class WorkerPool:
         if self._episodes is Episodes.NONE and not any(seed is not None for seed in seeds):
             # So that a rollout, which may need another pool, can begin with the very same episodes.
             # Consecutive numbers, since some vector envs take one number only.
-            first = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
+            first, self._seed = self._seed, None
+            if first is None:
+                first = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
             seeds = [first + i for i in range(len(seeds))]
         arguments = {"seed": seeds, "options": options}
         result = _received(lambda: self.envs.reset(**arguments), self.envs, failures)
-        obs, info = result if len(result) == 2 else (result[0], result[4])
-        self._episodes = Episodes.RUNNING if is_partial else Episodes.FRESH
+        obs, info = result[0], result[-1]
+        fixed = _zeros(self.envs.num_envs) if len(result) == 2 else dict(zip(FIXED, result[1:4], strict=True))
+        # An env whose reset has failed has no episode with which a rollout could begin.
+        self._episodes = Episodes.RUNNING if is_partial or failures else Episodes.FRESH
         self._reset_arguments, self._collector = arguments, None
         if is_after_loss:
             lost = ~np.array(order.mask)
@@ -97,7 +102,7 @@ class WorkerPool:
             errors = object_column(dict.fromkeys(np.flatnonzero(lost).tolist(), reason), len(lost))
             info = {**info, "env_error": errors, "_env_error": lost}
             failures += self._told_of(hung)
-        ready, arrays = self._rows(order.order, obs, _zeros(self.envs.num_envs), info, failures)
+        ready, arrays = self._rows(order.order, obs, fixed, info, failures)
         return msgspec.structs.replace(ready, is_after_loss=is_after_loss and hung is None), arrays
 
     def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
@@ -142,6 +147,10 @@ class WorkerPool:
             self._collector = Collector(self.envs, obs)
         self._episodes, self._hung = Episodes.RUNNING, None
         return self._collector
+
+    def drop_collector(self) -> None:
+        """The next rollout resets all envs."""
+        self._collector = None
 
     def require_open(self, autoreset: Autoreset | None = None) -> None:
         """Build another pool if the last one was given up, or is for another autoreset mode."""

@@ -240,8 +240,8 @@ class KubernetesJob:
         manifest, begun_s = manifest_of(name), time.monotonic()
         if self._head_pod:
             manifest["metadata"]["ownerReferences"] = self._head_pod
+        self._created_s[name] = begun_s  # before the call, which may make the Job although its answer is lost
         job = self._api.create_job(manifest)
-        self._created_s[name] = begun_s
         self._api.own_secret(name, owner_reference(job, "batch/v1", "Job"))
         self._picture = Picture((*self._picture.jobs, job), self._picture.pods, self._picture.warnings)
 

@@ -51,7 +51,9 @@ class Failure(NamedTuple):
         """The exception that the pool raises."""
         if self.usage_error is not None:
             names_its_env = self.error.startswith(f"env {self.env_id} ")
-            return self.usage_error(self.error if names_its_env else f"env {self.env_id}: {self.error}")
+            error = self.usage_error(self.error if names_its_env else f"env {self.env_id}: {self.error}")
+            error.env_id = self.env_id  # type: ignore[attr-defined]  # for those who count envs otherwise
+            return error
         return EnvFailed(
             f"env {self.env_id} {doing} {self.error}",
             env_id=self.env_id,
