@@ -1,4 +1,5 @@
-// AreaResize: makes images smaller, each pixel the mean of the area it stands for. Equal to OpenCV's INTER_AREA.
+// AreaResize: makes images smaller, each pixel the mean of the area it stands for. Equal to OpenCV's INTER_AREA,
+// but for sizes so near to each other that it leaves out parts of a pixel under a thousandth.
 #pragma once
 
 #include <algorithm>

@@ -6,6 +6,7 @@ The worker is written by hand: one answer is wrong, those before and after it ar
 import contextlib
 import logging
 import re
+import time
 import tracemalloc
 
 import msgspec
@@ -18,7 +19,13 @@ from hypothesis import strategies as st
 import envfleet
 from cluster_envs import Agent, CountingEnv
 from envfleet import APS, EnvFailed, PolicyFailed, WorkerFailed
-from envfleet.cluster.messages import EnvFailure, Refused
+from envfleet.cluster.codec import encode
+from envfleet.cluster.config import HeadConfig
+from envfleet.cluster.desk import Desk
+from envfleet.cluster.messages import PROTOCOL_VERSION, EnvFailure, Join, PoolPlan, Ready, Refused
+from envfleet.cluster.roster import Roster
+from envfleet.cluster.spaces_wire import describe_space
+from envfleet.cluster.sync import EveryUpdate
 from envfleet.contract.distributions import Categorical
 from waiting import wait_until
 
@@ -413,3 +420,42 @@ def test_mangled_rollouts_are_true_or_refused():
         answer()
         assert envs.rollout(AGENT, T).num_steps == T
         assert set(envs.stats().num_refused) == {"malformed"} and envs.stats().workers[0].num_restarts == 0
+
+
+class UnreadableWorker(HandWorker):
+    """What it says of its pool is larger than it may be."""
+
+    def _ready(self):
+        ready, arrays = self._decoded_ready()
+        return encode(msgspec.structs.replace(ready, metadata={"numbers": [0] * 400_000}), arrays)
+
+    def _decoded_ready(self):
+        env = CountingEnv()
+        obs, obs_arrays = describe_space(env.observation_space, "observation_space")
+        actions, action_arrays = describe_space(env.action_space, "action_space")
+        return Ready(observation_space=obs, action_space=actions, metadata={}), {**obs_arrays, **action_arrays}
+
+
+def test_a_worker_that_cannot_be_understood_when_it_is_ready_is_an_error():
+    launcher = ByHand(lambda address: [UnreadableWorker(address, num_envs=N)])
+    with (
+        pytest.raises(WorkerFailed, match="cannot build its pool: what it says of its pool cannot be used"),
+        envfleet.ClusterEnv(CountingEnv, 1, N, launcher=launcher, start_timeout_s=60.0),
+    ):
+        pass
+
+
+def test_a_worker_that_asks_again_is_not_answered_again_while_the_answer_is_on_its_way():
+    plan = PoolPlan(
+        num_envs=1, max_episode_steps=None, render_mode=None, backend="auto", num_workers=None, max_env_restarts=None,
+        timeout_s=1.0, start_timeout_s=1.0, autoreset="NextStep", seed=None,
+    )  # fmt: skip
+    config = HeadConfig(
+        plans=(plan,), env_pickles=(bytes(5_000_000),), sync=EveryUpdate(), max_worker_restarts=3, join_timeout_s=10.0,
+        heartbeat_s=1.0, silence_s=30.0, reconnect_s=5.0, resend_s=5.0, compression=None, weights_dtype=None,
+    )  # fmt: skip
+    desk = Desk()
+    roster = Roster(config, [desk], lambda process, frames: True, None, lambda *refused: None)
+    for _ in range(3):
+        roster.join(b"p" * 16, Join(protocol=PROTOCOL_VERSION, worker=0, host="h", pid=1), time.monotonic())
+        assert len(desk.transfers.outgoing.queue) == 1
