@@ -36,7 +36,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     A socket takes frames of MOST_FRAME_BYTES, 288 KiB: ZeroMQ closes a connection that claims to send a larger one.
     Until a connection has proved that it has the run's key it may cost one such frame, for 3 s; there are at most 64
-    of them, the others are closed.
+    of them, and one more for each worker; the others are closed.
     """
 
     header_bytes: int = 512 << 20
