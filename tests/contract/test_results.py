@@ -1,5 +1,6 @@
 """What an env may return: the same as Gymnasium's SyncVectorEnv takes, and nothing else."""
 
+import pickle
 from collections import OrderedDict
 from decimal import Decimal
 from types import MappingProxyType
@@ -15,6 +16,12 @@ from envfleet.contract.spaces import SpaceTree
 UINT8 = spaces.Box(0, 255, (2,), np.uint8)
 FLOAT32 = spaces.Box(-10, 10, (2,), np.float32)
 DTYPES = (np.bool_, np.uint8, np.int8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64, np.complex64)
+
+
+def test_an_unpickled_space_is_checked_the_quick_way(monkeypatch):
+    check = ObservationCheck(SpaceTree(pickle.loads(pickle.dumps(FLOAT32)))).check
+    monkeypatch.setattr("envfleet.contract.results._require_leaf", lambda *_: pytest.fail("the slow way"))
+    check(np.zeros(2, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,7 @@ def test_wind_beyond_what_is_recommended(name, value):
 )
 @pytest.mark.filterwarnings("ignore:.*recommended")
 def test_what_only_python_can_do_runs_in_processes(kwargs):
-    with pytest.raises(envfleet.UsageError, match="backend='native' cannot be had"):
+    with pytest.raises(envfleet.UsageError, match="backend='native' is not available"):
         make("LunarLander-v3", 1, env_kwargs=kwargs)
     with envfleet.make("LunarLander-v3", 1, env_kwargs=kwargs) as pool:
         assert isinstance(pool._backend, ProcessBackend)

@@ -14,7 +14,7 @@ from envfleet.pool.simulators import box2d as native_box2d
 def test_without_the_library_processes_run_it(monkeypatch, caplog):
     monkeypatch.setattr(native_box2d, "_LIBRARY", "libnot_built.so")
     assert not {"LunarLander-v3", "BipedalWalker-v3"} & set(envfleet.registry())
-    with pytest.raises(envfleet.UsageError, match=r"backend='native' cannot be had.*made without Box2D"):
+    with pytest.raises(envfleet.UsageError, match=r"backend='native' is not available.*made without Box2D"):
         envfleet.make("LunarLander-v3", 2, backend="native")
     with caplog.at_level(logging.INFO), envfleet.make("LunarLander-v3", 2) as pool:
         assert isinstance(pool._backend, ProcessBackend)

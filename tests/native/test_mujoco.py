@@ -326,7 +326,7 @@ with envfleet.make("InvertedPendulum-v5", 1, backend="native") as pool:
 def test_callbacks_of_the_process():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CALLBACK], capture_output=True, text=True, timeout=100)
     assert done.stdout.startswith("env 0 raised"), done.stderr
-    assert "backend='native' cannot be had: the native mujoco/InvertedPendulum-v5" in done.stdout
+    assert "backend='native' is not available: the native mujoco/InvertedPendulum-v5" in done.stdout
     assert done.stdout.count("callbacks of MuJoCo are set") == 2
     assert done.stdout.endswith("goes on\n"), done.stderr
 

@@ -56,15 +56,63 @@ def test_they_end_with_a_child_that_is_killed_and_no_others_do():
     wait_until(all_gone(second + third), "all have ended")
 
 
+class ForkingEnv(SpawningEnv):
+    """Its daemon is a fork of its process, and has closed all files."""
+
+    def __init__(self):
+        reading, writing = os.pipe()
+        if not (middle := os.fork()):
+            if daemon := os.fork():
+                os.write(writing, b"%d" % daemon)
+                os._exit(0)
+            os.setsid()
+            os.closerange(0, 256)
+            time.sleep(1000)
+        os.waitpid(middle, 0)
+        self._daemon = int(os.read(reading, 99))
+
+    def daemon(self):
+        return self._daemon
+
+
+def test_a_daemon_that_is_a_fork_ends_with_its_child_and_no_other():
+    with envfleet.make(ForkingEnv, 2, backend="process", num_workers=2) as pool:
+        first, second = pool.call("daemon")
+        assert is_running(first) and is_running(second)
+        os.kill(pool._backend._board.pid(0), signal.SIGKILL)
+        wait_until(all_gone([first]), "that of the killed child has ended")
+        assert is_running(second)
+    wait_until(all_gone([second]), "all have ended")
+
+
+class ShellEnv(SpawningEnv):
+    """Its shell leaves a process behind, which ends soon."""
+
+    def __init__(self):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        subprocess.run(["sh", "-c", "sleep 0.01 & exit 0"], check=True)
+        return super().reset(seed=seed)
+
+
+def test_no_zombies_pile_up():
+    with envfleet.make(ShellEnv, 2, backend="process", num_workers=1) as pool:
+        nursery = pool._backend._household.nursery._process.pid
+        for _ in range(3):
+            pool.reset(seed=0)
+        wait_until(lambda: descendants(nursery) == [pool._backend._board.pid(0)], "only the child is left")
+
+
 def test_they_end_when_the_nursery_is_killed():
     with make() as pool:
         pool.reset(seed=0)
         pids = [pid for pids in pids_of(pool) for pid in pids]
+        children = [pool._backend._board.pid(child) for child in range(2)]
         os.kill(pool._backend._household.nursery._process.pid, signal.SIGKILL)
-        end_s = time.monotonic() + 20.0
+        wait_until(all_gone(children), "the children died with the nursery")
         with pytest.raises(envfleet.ChildDied, match="nursery"):
-            while time.monotonic() < end_s:  # children may finish a step before the kernel ends them
-                pool.step(NO_ACTS)
+            pool.step(NO_ACTS)
         wait_until(all_gone(pids), "all have ended")
 
 

@@ -169,6 +169,33 @@ def test_an_info_that_cannot_be_unpickled_loses_no_row(caplog):
     assert "info of env 1 is left out" in caplog.text
 
 
+def test_a_failure_that_cannot_be_unpickled_names_its_env():
+    kwargs = [{}, {"shows": lambda: {"error": OnlyThere(1, 2)}}, {}, {}]
+    with make(env_kwargs=kwargs, autoreset_mode="same_step") as pool:
+        pool.reset(seed=0)
+        with pytest.raises(envfleet.EnvFailed, match=r"env 1 raised an exception; .*unpickled here") as caught:
+            pool.step(np.array([0, 3, 0, 0]))  # the info of the new episode comes with the failure
+        assert caught.value.env_id == 1
+        assert pool.recv()[3].tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("on_env_error", ["raise", "restart"])
+def test_options_and_requests_that_cannot_be_unpickled_there(on_env_error):
+    with make(on_env_error=on_env_error) as pool:
+        pool.reset(seed=0)
+        pids = [pool._backend._board.pid(child) for child in range(2)]
+        with pytest.raises(envfleet.EnvFailed, match=r"OnlyThere.__init__") as caught:
+            pool.reset(options={"error": OnlyThere(1, 2)})
+        assert type(caught.value) is envfleet.EnvFailed, "the process goes on"
+        pool.reset(seed=0)
+        for wrong in (lambda: pool.call("interrupt", OnlyThere(1, 2)), lambda: pool.set_attr("x", OnlyThere(1, 2))):
+            with pytest.raises(envfleet.EnvFailed, match=r"OnlyThere.__init__"):
+                wrong()
+        pool.reset(seed=0)
+        assert pool.step(np.zeros(4, int))[0][:, 0].tolist() == [1] * 4
+        assert pids == [pool._backend._board.pid(child) for child in range(2)]
+
+
 class LockSpace(spaces.Space):
     """Observations that cannot be pickled."""
 
@@ -211,6 +238,25 @@ def test_an_observation_that_cannot_be_pickled_is_a_failure_of_its_env(mode):
         assert last["number"].tolist() == [1]
         pool.reset(seed=0)
         assert pool.step(np.zeros(2, int))[0]["number"].tolist() == [[1], [1]]
+
+
+class ObjectActionEnv(HostileEnv):
+    action_space = spaces.Dict({"any": LockSpace(), "number": spaces.Discrete(10)})
+
+    def step(self, action):
+        return super().step(action["number"])
+
+
+def test_an_action_that_cannot_be_unpickled_there():
+    with envfleet.make(ObjectActionEnv, 2, backend="process", num_workers=1) as pool:
+        pool.reset(seed=0)
+        pool.step({"any": (1, 2), "number": np.zeros(2, int)})
+        with pytest.raises(envfleet.EnvFailed, match=r"env 1 raised .*OnlyThere.__init__") as caught:
+            pool.step({"any": (1, OnlyThere(1, 2)), "number": np.zeros(2, int)})
+        assert type(caught.value) is envfleet.EnvFailed
+        obs, _, _, truncated, infos = pool.recv()
+        assert obs[:, 0].tolist() == [2, 1] and truncated.tolist() == [False, True] and infos["env_error"][1]
+        assert pool.step({"any": (1, 2), "number": np.zeros(2, int)})[0][:, 0].tolist() == [3, 0]
 
 
 def test_all_of_it_on_a_worker():

@@ -2,12 +2,16 @@
 
 import os
 import signal
+import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 import envfleet
+from envfleet.pool.household import CLOSE_GRACE_S
+from envfleet.pool.process import ProcessBackend
 from envfleet.testing import Act, ScriptedEnv
 from waiting import is_running, wait_until
 
@@ -122,8 +126,9 @@ def test_the_nursery_may_die_too():
         pids = pids_of(pool)
         os.kill(pool._backend._household.nursery._process.pid, signal.SIGKILL)
         wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the nursery")
-        with pytest.raises(envfleet.ChildDied, match="nursery"):
+        with pytest.raises(envfleet.ChildDied, match="nursery") as caught:
             pool.step(acts(*[Act.GO_ON] * 4))
+        assert caught.value.env_ids == (0, 1, 2, 3)
         assert pool.recv()[3].all()
         pool.reset(seed=0)
         assert pool.step(acts(*[Act.GO_ON] * 4))[0][:, STEP].tolist() == [1, 1, 1, 1]
@@ -178,6 +183,41 @@ def test_call_to_a_dead_child_is_an_error_and_the_next_one_works():
         assert pool.call("double", 2) == (4, 4, 4, 4)
 
 
+class DiesInCall(ScriptedEnv):
+    def __init__(self, dies=False):
+        super().__init__()
+        self._dies = dies
+
+    def first(self):
+        return "first"
+
+    def second(self):
+        if self._dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1.0)  # while another child dies and is replaced
+        return "second"
+
+    def lock(self):
+        return threading.Lock() if self._dies else None
+
+
+def test_the_answer_of_an_earlier_call_is_not_given_for_a_dead_child():
+    kwargs = {"num_workers": 2, "on_env_error": "restart", "env_kwargs": [{}, {"dies": True}]}
+    with envfleet.make(DiesInCall, 2, backend="process", **kwargs) as pool:
+        assert pool.call("first") == ("first", "first")
+        with pytest.raises(envfleet.ChildDied, match="envs 1 to 1 died before it could call 'second'") as caught:
+            pool.call("second")
+        assert caught.value.env_ids == (1,)
+        assert pool.call("first") == ("first", "first")
+
+
+def test_an_answer_that_cannot_be_pickled_names_the_env_that_gave_it():
+    with envfleet.make(DiesInCall, 2, backend="process", num_workers=1, env_kwargs=[{}, {"dies": True}]) as pool:
+        with pytest.raises(envfleet.EnvFailed, match=r"env 1 raised .*lock") as caught:
+            pool.call("lock")
+        assert caught.value.env_id == 1
+
+
 class SlowToCall(ScriptedEnv):
     def nap(self, seconds):
         time.sleep(seconds)
@@ -215,6 +255,45 @@ def test_building_errors_say_which_env_and_why():
         make(env_kwargs={"no_such_argument": 1})
     with pytest.raises(envfleet.ChildDied, match="exit status 9"):
         envfleet.make(lambda: os._exit(9), 2, backend="process")
+
+
+def _note_and_build(path, fails):
+    if fails:
+        raise RuntimeError("no licence")
+    with open(path, "a") as file:
+        file.write("built ")
+    env = ScriptedEnv()
+    env.close = lambda: path.write_text(path.read_text() + "closed ")
+    return env
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_envs_that_were_built_are_closed_when_another_cannot_be(tmp_path, backend):
+    builds = [partial(_note_and_build, tmp_path / "notes", fails) for fails in (False, False, True)]
+    with pytest.raises(envfleet.EnvFailed, match="env 2 cannot be built: RuntimeError: no licence") as caught:
+        envfleet.make(builds, 3, backend=backend)
+    assert caught.value.env_id == 2
+    notes = (tmp_path / "notes").read_text().split()
+    assert notes.count("built") == notes.count("closed")
+
+
+def test_a_first_child_that_is_told_to_go_on_and_to_stop_at_once_stops(tmp_path, monkeypatch):
+    begin = ProcessBackend._begin_with_first
+
+    def held(backend, deadline_s):  # until the second child has failed
+        traits = begin(backend, deadline_s)
+        pid = backend._board.pid(0)
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
+        return traits
+
+    monkeypatch.setattr(ProcessBackend, "_begin_with_first", held)
+    builds = [partial(_note_and_build, tmp_path / "notes", fails) for fails in (False, True)]
+    start_s = time.monotonic()
+    with pytest.raises(envfleet.EnvFailed, match="env 1 cannot be built"):
+        envfleet.make(builds, 2, backend="process", num_workers=2)
+    assert time.monotonic() - start_s < CLOSE_GRACE_S
+    assert (tmp_path / "notes").read_text() == "built closed "
 
 
 def test_building_has_a_deadline():

@@ -1,5 +1,6 @@
 """Thunks such as `lambda: gym.make("My-v0")` find what the script has registered, in child processes and on workers."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -122,6 +123,41 @@ def test_a_registration_that_cannot_travel_is_named_when_it_is_needed(register):
         pool.reset(seed=0)
     with pytest.raises(envfleet.UsageError, match=r"Locked-v0 is registered .* cannot be passed .*lock"):
         envfleet.make(lambda: gymnasium.make("Locked-v0"), 2, backend="process")
+
+
+MODULE_WITH_LOCK = """
+import threading
+import gymnasium
+from envfleet.testing import ScriptedEnv
+def entry_point(lock):
+    return lambda **kwargs: (lock, ScriptedEnv())[1]
+gymnasium.register("WithLock-v0", entry_point=entry_point(threading.Lock()))
+"""
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_one_that_cannot_travel_is_made_by_its_module(tmp_path, monkeypatch, register, num_workers):
+    (tmp_path / "module_with_lock.py").write_text(MODULE_WITH_LOCK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "module_with_lock", raising=False)
+    importlib.import_module("module_with_lock")
+
+    def build():
+        importlib.import_module("module_with_lock")  # in a child that has built an env before, it does nothing
+        gymnasium.make("WithLock-v0")  # an env of its own, inside this one
+        return ScriptedEnv()
+
+    assert "WithLock-v0" in Registrations.of_this_process().refusals
+    with envfleet.make(build, 2, backend="process", num_workers=num_workers) as pool:
+        pool.reset(seed=0)
+
+
+def test_one_that_cannot_travel_does_not_become_that_of_gymnasium(register):
+    lock = threading.Lock()
+    del gymnasium.registry["CartPole-v1"]
+    register("CartPole-v1", entry_point=lambda: (lock, ScriptedEnv())[1])
+    with pytest.raises(envfleet.UsageError, match=r"CartPole-v1 is registered .* cannot be passed"):
+        envfleet.make(lambda: gymnasium.make("CartPole-v1"), 2, backend="process")
 
 
 def test_what_gymnasium_registers_itself_does_not_travel(register):

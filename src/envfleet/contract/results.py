@@ -115,7 +115,9 @@ class ObservationCheck:
 
 
 def _array_check(leaf: Leaf) -> Callable[[Any], None]:
-    array_type, dtype, shape = np.ndarray, leaf.dtype, leaf.shape
+    assert leaf.dtype is not None  # the leaf is an array
+    # NumPy has one dtype object of each kind of number, but unpickles others that are only equal to it.
+    array_type, dtype, shape = np.ndarray, np.dtype(leaf.dtype.str), leaf.shape
 
     def check(obs: Any) -> None:
         # Nearly always true: a quick way past all other checks.

@@ -184,6 +184,12 @@ class GuardedEpisode:
                 if self.failure is not None:
                     return transition
 
+    def cannot_begin(self, error: BaseException) -> Transition:
+        """What was sent for a step or a reset cannot be read: the row of a failed env, which is not built anew."""
+        self._lost_because = None
+        self.failure = Failure.of(self._env_id, error, self._seed)
+        return self._ended_by(self.failure.error)
+
     def repeat(self) -> Transition:
         """The last observation again."""
         self.failure = None

@@ -64,7 +64,7 @@ def make(
         seed: For the first reset() if that has no seed of its own. Env i is seeded with `seed + i`.
         env_kwargs: Arguments for the env: a dict, a list with a dict for each env, or a callable from the
             env's index to a dict.
-        max_episode_steps: Truncate episodes after so many steps; None: as registered.
+        max_episode_steps: Truncate episodes after this number of steps; None: as registered.
         num_workers: Number of child processes, or of threads (the calling one included) for native envs. None:
             one for each CPU this process may use. Envs that mostly wait (for a network, a simulator elsewhere) want
             more processes, up to one for each env; if your first steps show that, a warning in the log says how many.
@@ -72,7 +72,7 @@ def make(
             processes yes; threads no, since the calling thread may be anywhere.
         on_env_error: "raise": an env that fails, or whose process dies, raises EnvFailed. "restart": its row
             is truncated, `info["env_error"]` says why, and the env is built anew.
-        max_env_restarts: With "restart": raise after so many failures of an env without a finished episode.
+        max_env_restarts: With "restart": raise once an env has failed more often than this without a finished episode.
         render_mode: Gymnasium's; passed to the env.
         pixels: Observations are images of the envs, which are drawn at each step: `envfleet.Pixels(height=84, width=84,
             stack_num=3)`. Python envs draw them, in processes or serially.
@@ -149,7 +149,7 @@ def _native_choice(
         )
     except NotNative as error:
         if backend == "native":
-            raise UsageError(f"backend='native' cannot be had: {error}") from None
+            raise UsageError(f"backend='native' is not available: {error}") from None
         level = logging.WARNING if error.is_surprise else logging.INFO
         logger.log(level, "not native: %s", str(error))  # the exception itself would keep its frames alive
         return None

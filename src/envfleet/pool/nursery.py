@@ -4,14 +4,17 @@ It is a fresh interpreter without threads, so forking is safe whatever the user'
 costs milliseconds instead of the start of an interpreter. The nursery ends when the pool's process does:
 the connection between them is closed by the kernel. Children end with the nursery (PR_SET_PDEATHSIG).
 
-Processes that an env started end with its child. The kernel gives them to the nursery when their parent, the child, has
-ended (PR_SET_CHILD_SUBREAPER), whatever session or process group they have made for themselves; then they are killed.
-If the nursery itself was killed, the parent finds them by a variable of their environment.
+Processes that an env started end with its child. The kernel gives them to the nursery when their parent has ended
+(PR_SET_CHILD_SUBREAPER), whatever session or process group they have made for themselves; it waits for those that end,
+and kills the others when their child has ended. A variable of their environment says which child that is. One that has
+dropped its environment ends with the nursery.
+If the nursery itself was killed, the parent finds them by another variable.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -87,6 +90,7 @@ class Nursery:
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
                 environment.setdefault(name, "1")  # children share the cores already
             environment[MARK] = self._mark = secrets.token_hex(16)
+            environment[_child_mark(self._mark)] = _number_text(0)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -153,6 +157,8 @@ class _Keeper:
         self._wake_read = wake_read
         self._private_fds = (connection.fileno(), wake_read, wake_write)
         self._children: dict[int, int] = {}  # pid -> child id
+        self._marks: dict[int, bytes] = {}  # pid -> what the environment of processes below it has
+        self._num_forks = 0
         self._board: _native.Board | None = None
         self._has_orphans = False
 
@@ -168,23 +174,26 @@ class _Keeper:
                 if self._wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
-                exits = _reap(self._children)
+                exits = self._reap()
                 for exited in exits:
                     if self._board is not None:
                         self._board.report_exit(exited.child, exited.status)
                 if exits or self._has_orphans:  # their deaths wake us for those below them
-                    self._has_orphans = _end_orphans(self._children)
+                    self._has_orphans = self._end_orphans()
                 if self._connection.fileno() in ready:
                     is_open = self._obey(self._connection.recv())
         except (EOFError, ConnectionResetError, BrokenPipeError):
             pass
         finally:
             _signal(list(self._children), signal.SIGKILL)
-            _wait(lambda: self._reap_all() and not _end_orphans(self._children), KILL_WAIT_S)
+            _wait(lambda: self._reap_all() and not self._end_all_orphans(), KILL_WAIT_S)
 
     def _obey(self, message: Spawn | WatchBoard | Signal | Close) -> bool:
         if isinstance(message, Spawn):
-            self._children[_fork(message, self._private_fds)] = message.child
+            self._num_forks += 1
+            pid = _fork(message, self._private_fds, self._num_forks)
+            self._children[pid] = message.child
+            self._marks[pid] = f"{_child_mark(os.environ[MARK])}={_number_text(self._num_forks)}".encode()
         elif isinstance(message, WatchBoard):
             self._board = message.attach()
         elif isinstance(message, Signal):
@@ -195,11 +204,47 @@ class _Keeper:
         return True
 
     def _reap_all(self) -> bool:
-        _reap(self._children)
+        self._reap()
         return not self._children
 
+    def _reap(self) -> list[Exited]:
+        """Wait for all processes that have ended, orphans as well; returns the children among them."""
+        exits = []
+        with contextlib.suppress(ChildProcessError):  # there are none left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                self._marks.pop(pid, None)
+                if pid in self._children:
+                    exits.append(Exited(self._children.pop(pid), status))
+        return exits
 
-def _fork(message: Spawn, private_fds: tuple[int, ...]) -> int:
+    def _end_orphans(self) -> bool:
+        """Kill processes below children that have ended. Are there more to come?"""
+        name = f"{_child_mark(os.environ[MARK])}=".encode()
+        living = {*self._marks.values(), name + _number_text(0).encode()}
+        more_to_come = False
+        for pid in self._orphans():
+            environment = _environment(pid)
+            marks = [entry for entry in environment if entry.startswith(name)]
+            if marks and not living.intersection(marks):
+                _signal([pid], signal.SIGKILL)
+                more_to_come = True
+            elif not environment:  # it is about to end, and may leave processes of its own
+                more_to_come = True
+        return more_to_come
+
+    def _end_all_orphans(self) -> bool:
+        orphans = self._orphans()
+        _signal(orphans, signal.SIGKILL)
+        return bool(orphans)
+
+    def _orphans(self) -> list[int]:
+        """Processes that the kernel has given to this one."""
+        me = os.getpid()
+        return [pid for pid, stat in _processes("stat") if _parent_in(stat) == me and pid not in self._children]
+
+
+def _fork(message: Spawn, private_fds: tuple[int, ...], number: int) -> int:
     nursery_pid = os.getpid()
     pid = os.fork()
     if pid:
@@ -207,7 +252,7 @@ def _fork(message: Spawn, private_fds: tuple[int, ...]) -> int:
     status = 70
     try:
         _native.die_with_parent(nursery_pid)
-        _native.adopt_orphans()  # a daemon that an env has started lives as long as this process, and no longer
+        _mark_processes_below(number)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in private_fds:
@@ -226,23 +271,23 @@ def _fork(message: Spawn, private_fds: tuple[int, ...]) -> int:
         os._exit(status)
 
 
-def _reap(children: dict[int, int]) -> list[Exited]:
-    exits = []
-    for pid in list(children):
-        reaped, status = os.waitpid(pid, os.WNOHANG)
-        if reaped:
-            exits.append(Exited(children.pop(pid), status))
-    return exits
+def _child_mark(mark: str) -> str:
+    """The variable that says below which child a process is. Nurseries below a child have other names for it."""
+    return f"{MARK}_{mark}"
 
 
-def _end_orphans(children: dict[int, int]) -> bool:
-    """Kill processes below a child that has ended, which the kernel has given to this one. Are there more to come?"""
-    me = os.getpid()
-    orphans = [pid for pid, stat in _processes("stat") if _parent_in(stat) == me and pid not in children]
-    _signal(orphans, signal.SIGKILL)
-    for pid in orphans:
-        os.waitpid(pid, os.WNOHANG)
-    return bool(orphans)
+def _number_text(number: int) -> str:
+    return f"{number:010d}"
+
+
+def _mark_processes_below(number: int) -> None:
+    """All processes below this one shall have its number in their environment, as /proc shows it."""
+    name, text = _child_mark(os.environ[MARK]), _number_text(number)
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    if address := getenv(name.encode()):  # written in place, for processes that fork without exec: /proc shows that
+        ctypes.memmove(address, text.encode(), len(text))
+    os.environ[name] = text
 
 
 def _parent_in(stat: bytes) -> int:
@@ -252,6 +297,13 @@ def _parent_in(stat: bytes) -> int:
 def _marked_pids(mark: str) -> list[int]:
     entry = f"{MARK}={mark}".encode()
     return [pid for pid, environ in _processes("environ") if entry in environ.split(b"\0")]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The variables that a process began with; none if it may not be looked at, or has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return [entry for entry in file.read().split(b"\0") if entry]
+    return []
 
 
 def _processes(file_name: str) -> Iterator[tuple[int, bytes]]:

@@ -252,9 +252,18 @@ class ProcessBackend:
         if error := next((error for error in deaths if error is not None), None):
             raise error
         if (env_id := self._board.next_failed_env()) is not None:
+            raise self._failure_of(env_id).to_exception()
+
+    def _failure_of(self, env_id: int) -> Failure:
+        try:
             extras = Extras(*self._lane.get(self._windows.result(env_id)))
-            assert extras.failure is not None  # the flag and the report are written together
-            raise extras.failure.to_exception()
+        except FileClosed:
+            raise
+        except Exception as error:  # its info, for example, is of a class that this process does not have
+            failure = Failure.of(env_id, error)
+            return failure._replace(error=f"an exception; its report cannot be unpickled here: {failure.error}")
+        assert extras.failure is not None  # the flag and the report are written together
+        return extras.failure
 
     def _hear_of_step_times(self) -> None:
         """Once the first child knows how its envs spend their time: advise more processes if they mostly wait."""
@@ -294,17 +303,16 @@ class ProcessBackend:
 
     def _request(self, requests: Sequence[process_child.Request], what: str) -> list[Any]:
         deadline_s = time.monotonic() + self._config.timeout_s
-        for child in range(self._shape.num_children):  # an earlier call may have timed out: its answer comes first
-            self._wait_replies(child, deadline_s, "answer an earlier call", "timeout_s")
+        self._wait_for_idle(deadline_s)
         for child, request in enumerate(requests):
             self._lane.put_code(self._windows.request(child), request)
             self._num_requests[child] += 1
             self._board.post_request(child)
+        expected = list(self._num_requests)  # a child that takes another's place begins to count anew
         replies: list[Any] = []
         for child in range(self._shape.num_children):
-            expected = self._num_requests[child]
             self._wait_replies(child, deadline_s, what, "timeout_s")
-            if self._num_requests[child] != expected:
+            if self._num_requests[child] != expected[child]:
                 first, end = self._board.first_env(child), self._board.first_env(child + 1)
                 raise ChildDied(
                     f"the process of envs {first} to {end - 1} died before it could {what}; a new one takes its place",
@@ -316,6 +324,13 @@ class ProcessBackend:
             if isinstance(reply, Failure):
                 raise reply.to_exception()
         return [value for reply in replies for value in reply]
+
+    def _wait_for_idle(self, deadline_s: float) -> None:
+        """Until no child has a request: an earlier call may have timed out, a new child may still build its envs."""
+        children = range(self._shape.num_children)
+        while any(self._board.wait_replies(each, self._num_requests[each], 0.0) != _native.READY for each in children):
+            for child in children:
+                self._wait_replies(child, deadline_s, "answer an earlier call", "timeout_s")
 
     def _wait_replies(self, child: int, deadline_s: float, what: str, setting: str) -> None:
         while True:
@@ -370,10 +385,15 @@ class ProcessBackend:
         self._household.nursery = Nursery(self._files.all())
         self._household.nursery.tell(self._watch())
         self._board.take_exits()
-        for child in range(self._shape.num_children):
-            error = self._replace_child(child, "died with its nursery process")
-        if error is not None:
-            raise error
+        how = "died with its nursery process"
+        errors = [self._replace_child(child, how) for child in range(self._shape.num_children)]
+        if error := next((error for error in errors if isinstance(error, ChildDied)), None):
+            raise ChildDied(
+                "the nursery process died, and with it all processes that ran envs; "
+                "all episodes are lost, and new processes take their place",
+                env_id=error.env_id,
+                env_ids=range(self._shape.num_envs),
+            )
 
     def _timeout(self, headline: str) -> PoolTimeout:
         busy = self._board.busy_env_ids()

@@ -27,7 +27,7 @@ from envfleet.pool.cpus import keep_to_share
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.info_columns import InfoColumns
 from envfleet.pool.object_lane import FileClosed, ObjectLane, Windows
-from envfleet.pool.pickling import picklable_part
+from envfleet.pool.pickling import picklable_part, pickled
 from envfleet.pool.registrations import Registrations, register_all
 from envfleet.pool.rows import Extras, RowWriter, action_reader
 from envfleet.pool.shared_arrays import MemoryFiles, PoolShape, SharedArrays
@@ -195,18 +195,37 @@ class ChildProcess:
             if op == _native.STEP:
                 episode = episodes[env_id]
                 step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
-                finish(env_id, line, episode, step(read_action(env_id)))
+                try:
+                    action = read_action(env_id)
+                except _Unreadable as error:
+                    finish(env_id, line, episode, episode.cannot_begin(error.reason))
+                else:
+                    finish(env_id, line, episode, step(action))
             elif op == _native.RESET:
-                episode = episodes[env_id]
-                options = self._lane.get(Windows.options)
-                finish(env_id, line, episode, episode.reset(self.board.seed(env_id), options))
+                finish(env_id, line, episodes[env_id], self._reset(env_id))
             elif op == _native.REPEAT:
                 finish(env_id, line, episodes[env_id], episodes[env_id].repeat())
             elif op == _native.REQUEST:
-                self._answer(self._lane.get(self._windows.request(self._child)))
+                self._take_request()
             else:
                 break
         self._close_envs()
+
+    def _reset(self, env_id: int) -> Transition:
+        try:
+            options = self._read(Windows.options)
+        except _Unreadable as error:
+            return self._episodes[env_id].cannot_begin(error.reason)
+        return self._episodes[env_id].reset(self.board.seed(env_id), options)
+
+    def _read(self, window: int) -> Any:
+        """What the caller sent. To unpickle it runs code of the caller's, which may raise anything."""
+        try:
+            return self._lane.get(window)
+        except FileClosed:
+            raise
+        except BaseException as error:
+            raise _Unreadable(error) from error
 
     def _close_envs(self) -> None:
         for episode in self._episodes.values():
@@ -224,7 +243,7 @@ class ChildProcess:
 
     def _read_action(self, env_id: int) -> Any:
         """An action with parts that are no arrays: those lie in the object lane."""
-        objects = iter(self._lane.get(self._windows.action(env_id)))
+        objects = iter(self._read(self._windows.action(env_id)))
         columns = [{env_id: next(objects)} if column is None else column for column in self._arrays.action_columns]
         return action_reader(self._action_tree, columns)(env_id)
 
@@ -288,13 +307,21 @@ class ChildProcess:
             columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
         return columns
 
+    def _take_request(self) -> None:
+        try:
+            request: Request = self._read(self._windows.request(self._child))
+        except _Unreadable as error:
+            self._reply(Failure.of(next(iter(self._episodes)), error.reason))
+        else:
+            self._answer(request)
+
     def _answer(self, request: Request) -> None:
-        answers: list[Any] = []
+        answers: dict[int, Any] = {}  # by env id
         for env_id, episode in self._episodes.items():
             try:
                 if isinstance(request, Call):
                     if env_id in request.env_ids:
-                        answers.append(value_of(episode.env, request.name, request.args, request.kwargs))
+                        answers[env_id] = value_of(episode.env, request.name, request.args, request.kwargs)
                 elif isinstance(request, SwitchAutoreset):
                     episode.switch_autoreset(request.mode)
                 elif env_id in request.values:
@@ -302,9 +329,12 @@ class ChildProcess:
             except BaseException as error:
                 return self._reply(Failure.of(env_id, error))
         try:
-            self._reply(answers)
+            self._reply(list(answers.values()))
+        except FileClosed:
+            raise
         except Exception as error:  # an answer that cannot be pickled
-            self._reply(Failure.of(next(iter(self._episodes)), error))
+            env_id = next((each for each, answer in answers.items() if not _can_be_pickled(answer)), -1)
+            self._reply(Failure.of(env_id if env_id >= 0 else next(iter(self._episodes)), error))
 
     def _reply(self, reply: list[Any] | Failure) -> None:
         self._lane.put(self._windows.reply(self._child), reply)
@@ -321,7 +351,25 @@ def _may_go_on(board: _native.Board) -> bool:
     board.reply()
     while (task := board.next_task(IDLE_WAIT_S)) is None:
         pass
+    if task[0] == _native.REQUEST:
+        task = board.next_task(0.0) or task  # the parent may have given up since
     return bool(task[0] == _native.REQUEST)
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        pickled(value)
+    except Exception:
+        return False
+    return True
+
+
+class _Unreadable(Exception):
+    """What the caller sent cannot be unpickled in this process."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class _BuildFailed(Exception):

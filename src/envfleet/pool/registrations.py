@@ -59,11 +59,15 @@ def register_all(specs: dict[str, GymnasiumSpec]) -> None:
     """Register `specs` in this process. To be called before each env is built.
 
     The import of an env's module may register envs, too: Gymnasium need not warn that they are registered already, and
-    what the script had registered in their place comes back with the next call.
+    what the script had registered in their place comes back with the next call. A registration that could not travel
+    makes room for the one that such a module has made.
     """
     if specs:
         warnings.filterwarnings("ignore", message=r"(?s).*Overriding environment .* already in registry")
-        gymnasium.registry.update(specs)
+        for env_id, spec in specs.items():
+            present = gymnasium.registry.get(env_id)
+            if present is None or not _is_refusing(spec) or is_gymnasiums_own(present):
+                gymnasium.registry[env_id] = spec
 
 
 def is_gymnasiums_own(spec: GymnasiumSpec) -> bool:
@@ -112,6 +116,10 @@ def _gymnasiums_own() -> dict[str, GymnasiumSpec]:
 
 def _refusing(env_id: str, why: str) -> GymnasiumSpec:
     return GymnasiumSpec(env_id, entry_point=partial(_refuse, env_id, why), disable_env_checker=True)
+
+
+def _is_refusing(spec: GymnasiumSpec) -> bool:
+    return isinstance(spec.entry_point, partial) and spec.entry_point.func is _refuse
 
 
 def _refuse(env_id: str, why: str, **_: Any) -> NoReturn:

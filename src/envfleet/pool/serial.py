@@ -32,29 +32,42 @@ class SerialBackend:
         self._config = config
         self.step_at_once: StepAtOnce | None = None
         self._num_failures: Counter[int] = Counter()
-        first = builders[0]()
-        self.traits: EnvTraits = traits_of(first)
-        built: list[Env] = [first]
-        self._obs_tree = SpaceTree(self.traits.observation_space)
-        self._action_tree = SpaceTree(self.traits.action_space)
-        self._writer = RowWriter(self._obs_tree)
-        self._episodes = [
-            GuardedEpisode(
-                env_id,
-                partial(take_or_build, built, build),
-                config.autoreset,
-                self._obs_tree.empty(np.zeros),
-                self,
-                max_restarts=config.max_env_restarts,
-                check_obs=ObservationCheck(self._obs_tree).check,
-            )
-            for env_id, build in enumerate(builders)
-        ]
-        for env_id, episode in enumerate(self._episodes):
-            require_same_spaces(self.traits, episode.env, env_id, config.observation_mode)
+        self._episodes: list[GuardedEpisode] = []
+        built: list[Env] = []
+        env_id = 0
+        try:
+            first = builders[0]()
+            built.append(first)
+            self.traits: EnvTraits = traits_of(first)
+            self._obs_tree = SpaceTree(self.traits.observation_space)
+            self._action_tree = SpaceTree(self.traits.action_space)
+            self._writer = RowWriter(self._obs_tree)
+            for env_id, build in enumerate(builders):
+                self._add_env(env_id, partial(take_or_build, built, build))
+        except BaseException as error:
+            for env in built:  # env 0, if no episode has it yet
+                with contextlib.suppress(*ENV_ERRORS):
+                    env.close()
+            self.close()
+            if isinstance(error, ENV_ERRORS):
+                raise Failure.of(env_id, error).to_exception("cannot be built:") from error
+            raise
         self._tasks: deque[tuple[int, Callable[[], Transition]]] = deque()
         self._filling: _Filling | None = None
         self._failures: list[Failure] = []  # that the caller has not heard of
+
+    def _add_env(self, env_id: int, build: Callable[[], Env]) -> None:
+        episode = GuardedEpisode(
+            env_id,
+            build,
+            self._config.autoreset,
+            self._obs_tree.empty(np.zeros),
+            self,
+            max_restarts=self._config.max_env_restarts,
+            check_obs=ObservationCheck(self._obs_tree).check,
+        )
+        self._episodes.append(episode)
+        require_same_spaces(self.traits, episode.env, env_id, self._config.observation_mode)
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""

@@ -114,7 +114,7 @@ class VectorBackend:
         env = self._vector.env.unwrapped
         if name != "render" and not isinstance(env, SyncVectorEnv):
             if not hasattr(env, "call"):
-                raise UsageError(f"{type(env).__name__} does not let its envs be called, so {name!r} cannot be had")
+                raise UsageError(f"{type(env).__name__} does not let its envs be called, so {name!r} is not available")
             if len(env_ids) < self._config.num_envs:
                 raise UsageError(f"{type(env).__name__} calls all its envs or none: use call({name!r}, ...)")
         env_id = 0
@@ -164,9 +164,8 @@ class VectorBackend:
         if asked is own:
             return False
         name = type(vector.env).__name__
-        only = (
-            f"{name} resets its envs in mode {own.name.lower()!r}; autoreset_mode={asked.name.lower()!r} cannot be had"
-        )
+        modes = f"{own.name.lower()!r}; autoreset_mode={asked.name.lower()!r}"
+        only = f"{name} resets its envs in mode {modes} is not available"
         if own is Autoreset.SAME_STEP or asked is Autoreset.NEXT_STEP:
             raise UsageError(f"{only} from it")
         self._require_some(only)
