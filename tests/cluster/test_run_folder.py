@@ -47,10 +47,12 @@ def head(address=None, forks=False):
         wait_until(lambda: not any(map(is_running, below)), "all are gone")
 
 
-def kill(*pids):
-    for pid in pids:
+def kill(process, *below):
+    """The head is waited for: its first thread may be gone while others still hold its lock."""
+    for pid in (process.pid, *below):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_running, pids)), "they are gone")
+    process.wait(20.0)
+    wait_until(lambda: not any(map(is_running, below)), "they are gone")
 
 
 def parent():
@@ -59,7 +61,7 @@ def parent():
 
 def test_the_next_run_removes_what_a_killed_tcp_head_left(run_folders):
     with head("tcp://127.0.0.1:0") as (process, below):
-        kill(process.pid)
+        kill(process)
         wait_until(lambda: not any(map(is_running, below)), "its worker has left")
         assert len(run_folders()) == 1
         with envfleet.ClusterEnv(CountingEnv, 1, backend="serial") as envs:
@@ -69,7 +71,7 @@ def test_the_next_run_removes_what_a_killed_tcp_head_left(run_folders):
 
 def test_head_and_workers_killed_together(run_folders):
     with head() as (process, below):
-        kill(process.pid, *below)
+        kill(process, *below)
         assert len(run_folders()) == 1
         run_folder.remove_run_folder(run_folder.make_run_folder())
         assert run_folders() == []
@@ -77,7 +79,7 @@ def test_head_and_workers_killed_together(run_folders):
 
 def test_a_fork_that_outlives_the_head_does_not_keep_its_folder(run_folders):
     with head(forks=True) as (process, below):
-        kill(process.pid)
+        kill(process)
         assert any(map(is_running, below))
         run_folder.remove_run_folder(run_folder.make_run_folder())
         assert run_folders() == []
@@ -128,7 +130,7 @@ def test_the_folders_of_heads_that_live_stay(run_folders):
         finally:
             os.kill(process.pid, signal.SIGCONT)
         assert len(run_folders()) == 2
-        kill(process.pid)
+        kill(process)
         wait_until(lambda: len(run_folders()) == 1, "its worker has removed its folder")
 
 
