@@ -179,7 +179,8 @@ class Link:
                 raise Leave(self.finish_because, WorkerExit.OUT_OF_TIME)
             if now_s > self._last_progress_s(asked_s) + timeout_s:
                 raise ClusterError(f"the head did not answer within {timeout_s:g} s when asked {what}")
-            if now_s >= max(next_s, self._socket.transfers.incoming.progress_s + ASK_AGAIN_S):
+            is_first = next_s == 0.0  # chunks that came before it was asked are of another answer
+            if is_first or now_s >= max(next_s, self._socket.transfers.incoming.progress_s + ASK_AGAIN_S):
                 self._socket.send(question)
                 next_s, ask_again_s = now_s + ask_again_s, 2 * ask_again_s
             self._receive(waits=True)
