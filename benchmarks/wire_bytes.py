@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.codec import Decoder, encode
-from envfleet.cluster.messages import FromWorker, RolloutReady
-from envfleet.cluster.stacks import pack, unpack
+from envfleet.cluster.wire.codec import Decoder, encode
+from envfleet.cluster.wire.messages import FromWorker, RolloutReady
+from envfleet.cluster.wire.stacks import pack, unpack
 
 NUM_STEPS = 128
 NUM_ENVS = 16

@@ -14,7 +14,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from envfleet.cluster import bounded_msgpack, codec, messages, row_checks, spaces_wire, stacks, sync, values_wire
+from envfleet.cluster import sync
+from envfleet.cluster.wire import bounded_msgpack, codec, messages, row_checks, stacks
+from envfleet.cluster.wire import plain_values as values_wire
+from envfleet.cluster.wire import spaces as spaces_wire
 
 PATH = Path(__file__).parent / "protocol.md"
 NOTE = "<!-- Written by docs/generate_protocol.py; change the docstrings in src/envfleet/cluster, and run it again. -->"

@@ -10,10 +10,10 @@ import pytest
 
 from envfleet import Kubernetes, Slurm, __version__
 from envfleet.cli import SOME_HEAD, main
-from envfleet.cluster.wire import KEYS_VARIABLE
-from envfleet.launchers.kubernetes_manifest import manifest_yaml
+from envfleet.cluster.wire.sockets import KEYS_VARIABLE
+from envfleet.launchers.kubernetes.manifest import manifest_yaml
 from envfleet.launchers.launcher import WorkerJob
-from envfleet.launchers.slurm_script import head_script, sbatch_script
+from envfleet.launchers.slurm.script import head_script, sbatch_script
 
 
 def job(num_workers, head=SOME_HEAD):

@@ -16,9 +16,8 @@ import zmq  # noqa: TID253
 
 import envfleet
 from cluster_envs import no_action
-from envfleet.cluster.codec import Decoder, encode
-from envfleet.cluster.collector import Collector
-from envfleet.cluster.messages import (
+from envfleet.cluster.wire.codec import Decoder, encode
+from envfleet.cluster.wire.messages import (
     PROTOCOL_VERSION,
     Collect,
     FromHead,
@@ -30,8 +29,9 @@ from envfleet.cluster.messages import (
     Stop,
     Welcome,
 )
-from envfleet.cluster.spaces_wire import describe_space
-from envfleet.cluster.wire import open_dealer
+from envfleet.cluster.wire.sockets import open_dealer
+from envfleet.cluster.wire.spaces import describe_space
+from envfleet.cluster.worker.collector import Collector
 
 SILENCE_S = 30.0
 

@@ -66,7 +66,7 @@ inline const DtypeInNumpy& in_numpy(Dtype dtype) {
   return kDtypes[static_cast<std::size_t>(dtype)];
 }
 
-/// (kind, dtype, shape, low, high, num_values, keys, parts), as envfleet.pool.native_spaces reads it.
+/// (kind, dtype, shape, low, high, num_values, keys, parts), as envfleet.pool.native.spaces reads it.
 inline nb::tuple space_as_tuple(const Space& space) {
   static const char* const kKinds[] = {"box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple"};
   nb::list parts;

@@ -31,20 +31,20 @@ from envfleet.contract.returns import gae, gae_of, vtrace
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spec import EnvSpec
 from envfleet.contract.state import EnvState
-from envfleet.pool.making import make
-from envfleet.pool.native_plugins import compile_native, load_native
-from envfleet.pool.native_registry import registry
+from envfleet.pool.make import make
+from envfleet.pool.native.plugins import compile_native, load_native
+from envfleet.pool.native.registry import registry
 from envfleet.pool.pool import EnvPool
 from envfleet.version import __version__
 
 if TYPE_CHECKING:
     from envfleet.cluster.cluster_env import ClusterEnv
     from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
-    from envfleet.launchers.kubernetes import Kubernetes
+    from envfleet.launchers.kubernetes.settings import Kubernetes
     from envfleet.launchers.local import Local
     from envfleet.launchers.manual import Manual
-    from envfleet.launchers.ray import Ray
-    from envfleet.launchers.slurm import Slurm
+    from envfleet.launchers.ray.settings import Ray
+    from envfleet.launchers.slurm.settings import Slurm
     from envfleet.launchers.ssh import SSH
     from envfleet.policies.by_path import PolicySpec
     from envfleet.policies.functions import FunctionPolicy
@@ -63,17 +63,17 @@ _LATER = {
     "EveryUpdate": "envfleet.cluster.sync",
     "FunctionPolicy": "envfleet.policies.functions",
     "GaussianNoise": "envfleet.policies.noisy_actor",
-    "Kubernetes": "envfleet.launchers.kubernetes",
+    "Kubernetes": "envfleet.launchers.kubernetes.settings",
     "Local": "envfleet.launchers.local",
     "Manual": "envfleet.launchers.manual",
     "Never": "envfleet.cluster.sync",
     "NormalizedPolicy": "envfleet.policies.normalizing",
     "PolicySpec": "envfleet.policies.by_path",
-    "Ray": "envfleet.launchers.ray",
+    "Ray": "envfleet.launchers.ray.settings",
     "RecurrentTorchPolicy": "envfleet.policies.recurrent",
     "RewardScaler": "envfleet.policies.normalizing",
     "SSH": "envfleet.launchers.ssh",
-    "Slurm": "envfleet.launchers.slurm",
+    "Slurm": "envfleet.launchers.slurm.settings",
     "SquashedGaussian": "envfleet.policies.off_policy",
     "TorchPolicy": "envfleet.policies.torch_module",
 }

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envfleet.cluster.wire import KEYS_VARIABLE
+from envfleet.cluster.wire.sockets import KEYS_VARIABLE
 from envfleet.contract.errors import EnvFleetError, MissingExtra
-from envfleet.launchers.kubernetes import Kubernetes
-from envfleet.launchers.kubernetes_fields import check_fields
-from envfleet.launchers.kubernetes_manifest import fleet_manifest, manifest_yaml
+from envfleet.launchers.kubernetes.fields import check_fields
+from envfleet.launchers.kubernetes.manifest import fleet_manifest, manifest_yaml
+from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
-from envfleet.launchers.slurm import Slurm
-from envfleet.launchers.slurm_script import head_script, sbatch_script
+from envfleet.launchers.slurm.script import head_script, sbatch_script
+from envfleet.launchers.slurm.settings import Slurm
 from envfleet.version import __version__
 
 SOME_HEAD = "tcp://HEAD:PORT"

@@ -1,4 +1,4 @@
-"""Strangers at the head's port, in a process of their own. `python attacker.py KIND PORT NUM_CONNECTIONS SECONDS`
+"""HandshakeLimits at the head's port, in a process of their own. `python attacker.py KIND PORT NUM_CONNECTIONS SECONDS`
 
 idle: connections that say nothing. The others push as much as they can:
 raw: no greeting; null, curve: after ZeroMQ's greeting, in frames that claim to be large.

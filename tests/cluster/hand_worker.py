@@ -8,8 +8,8 @@ import numpy as np
 import zmq  # noqa: TID253 - this process is a cluster's own
 
 from cluster_envs import CountingEnv
-from envfleet.cluster.codec import Decoder, encode
-from envfleet.cluster.messages import (
+from envfleet.cluster.wire.codec import Decoder, encode
+from envfleet.cluster.wire.messages import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
     Collect,
@@ -21,8 +21,8 @@ from envfleet.cluster.messages import (
     RolloutReady,
     Welcome,
 )
-from envfleet.cluster.spaces_wire import describe_space
-from envfleet.cluster.transfers import Outgoing, num_bytes
+from envfleet.cluster.wire.spaces import describe_space
+from envfleet.cluster.wire.transfers import Outgoing, num_bytes
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
 

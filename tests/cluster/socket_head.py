@@ -4,8 +4,8 @@ import json
 import resource
 import sys
 
-from envfleet.cluster.head_socket import HeadSocket
-from envfleet.cluster.wire import RunKeys
+from envfleet.cluster.head.socket import HeadSocket
+from envfleet.cluster.wire.sockets import RunKeys
 
 
 class Printing:

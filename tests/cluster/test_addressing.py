@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envfleet.cluster.addressing import address_towards, advertised_address, listening_address, split
+from envfleet.cluster.run.addressing import address_towards, advertised_address, listening_address, split
 from envfleet.contract.errors import ClusterError, UsageError
 
 
@@ -116,7 +116,7 @@ def test_each_network_is_met_at_its_own_address():
             run("ip", "-n", middle, "link", "set", f"to{name}", "up")
             run("ip", "-n", other, "link", "set", "eth0", "up")
         script = (
-            "from envfleet.cluster.addressing import address_towards as to; "
+            "from envfleet.cluster.run.addressing import address_towards as to; "
             "print(to('10.199.0.2'), to('10.199.1.2'), to(None))"
         )
         said = run("ip", "netns", "exec", middle, sys.executable, "-c", script).split()

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 import envfleet
 from cluster_envs import Agent, CountingEnv
 from envfleet import APS, EnvFailed, PolicyFailed, WorkerFailed
-from envfleet.cluster.codec import encode
-from envfleet.cluster.config import HeadConfig
-from envfleet.cluster.desk import Desk
-from envfleet.cluster.messages import PROTOCOL_VERSION, EnvFailure, Join, PoolPlan, Ready, Refused
-from envfleet.cluster.roster import Roster
-from envfleet.cluster.spaces_wire import describe_space
+from envfleet.cluster.head.config import HeadConfig
+from envfleet.cluster.head.desk import Desk
+from envfleet.cluster.head.roster import Roster
 from envfleet.cluster.sync import EveryUpdate
+from envfleet.cluster.wire.codec import encode
+from envfleet.cluster.wire.messages import PROTOCOL_VERSION, EnvFailure, Join, PoolPlan, Ready, Refused
+from envfleet.cluster.wire.spaces import describe_space
 from envfleet.contract.distributions import Categorical
 from waiting import wait_until
 

@@ -16,7 +16,7 @@ from aps_agents import LossyPolicy, NoiseEnv, SampledPolicy, SeedablePolicy, Sho
 from detach_agents import DiscreteAgent
 
 from envfleet import APS, ClusterEnv, ClusterTimeout, Every, EveryUpdate, Never, PolicyFailed, PolicySpec, UsageError
-from envfleet.cluster.divergence import probe_rows
+from envfleet.cluster.sync import probe_rows
 from envfleet.testing.programs import require_equal
 
 T, N = 8, 3  # steps, envs of each worker

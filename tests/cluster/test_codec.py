@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.testing import assert_array_equal
 
-from envfleet.cluster.codec import DTYPES, BadMessage, Decoder, encode
-from envfleet.cluster.messages import FromWorker, Limits, RowsReady
+from envfleet.cluster.wire.codec import DTYPES, BadMessage, Decoder, encode
+from envfleet.cluster.wire.messages import FromWorker, Limits, RowsReady
 from envfleet.contract.errors import MissingExtra, UsageError
 
 

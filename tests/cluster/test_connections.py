@@ -1,6 +1,6 @@
 """Connections: a process is answered on the newest connection on which it was heard."""
 
-from envfleet.cluster.connections import Connections
+from envfleet.cluster.head.connections import Connections
 
 
 def test_a_process_is_answered_where_it_was_heard():

@@ -19,7 +19,7 @@ from envfleet import ClusterEnv, FunctionPolicy, PolicyFailed, PolicySpec, Usage
 from envfleet.contract.returns import gae_of
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy
-from envfleet.pool.cpus import usable_cpus
+from envfleet.pool.process.cpus import usable_cpus
 from envfleet.testing.programs import require_equal
 
 

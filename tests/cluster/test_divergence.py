@@ -8,8 +8,9 @@ from aps_agents import NUM_ACTIONS, NUM_INPUTS, GaussianPolicy, ModestPolicy, Sa
 from gymnasium import spaces
 
 from envfleet import UsageError
-from envfleet.cluster.divergence import Probes, added, measured, probe_rows, probes_of
-from envfleet.cluster.rollouts import Collected
+from envfleet.cluster.head.divergence import Probes, added, measured, probes_of
+from envfleet.cluster.sync import probe_rows
+from envfleet.cluster.wire.rollouts import Collected
 from envfleet.contract import distributions
 from envfleet.contract.spaces import SpaceTree
 

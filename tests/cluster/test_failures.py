@@ -27,7 +27,7 @@ from cluster_envs import (
     PickyAgent,
     RaisingAgent,
 )
-from envfleet.cluster.messages import Collect, Refused
+from envfleet.cluster.wire.messages import Collect, Refused
 from envfleet.contract.errors import (
     ChildDied,
     ClusterTimeout,

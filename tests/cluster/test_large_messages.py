@@ -9,8 +9,8 @@ from relay import Relay
 
 import envfleet
 from cluster_envs import Accounts, HeavyAgent, WideEnv
-from envfleet.cluster.messages import CHUNK_BYTES
-from envfleet.cluster.transfers import WINDOW
+from envfleet.cluster.wire.messages import CHUNK_BYTES
+from envfleet.cluster.wire.transfers import WINDOW
 from waiting import wait_until
 
 MB = 1 << 20

@@ -14,7 +14,7 @@ from detach_agents import DiscreteAgent
 from test_addressing import has_version_6
 
 from envfleet import ClusterEnv
-from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys
+from envfleet.cluster.wire.sockets import KEYS_VARIABLE, RunKeys
 from envfleet.contract.exits import WorkerExit
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from waiting import is_running, wait_until
@@ -290,7 +290,7 @@ def test_sigterm_is_as_before_when_no_run_is_left():
 
 
 def test_the_number_of_cpus_that_were_reserved(monkeypatch):
-    from envfleet.pool.cpus import usable_cpus
+    from envfleet.pool.process.cpus import usable_cpus
 
     all_cpus = usable_cpus()
     monkeypatch.setenv("ENVFLEET_NUM_CPUS", "1")

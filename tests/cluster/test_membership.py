@@ -2,7 +2,7 @@
 
 import pytest
 
-from envfleet.cluster.membership import NUM_FORMER_KEPT, Member, Membership
+from envfleet.cluster.head.membership import NUM_FORMER_KEPT, Member, Membership
 
 
 @pytest.fixture

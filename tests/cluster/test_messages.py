@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from envfleet.cluster.codec import Decoder, encode
-from envfleet.cluster.messages import PROTOCOL_VERSION, FromHead, FromWorker
+from envfleet.cluster.wire.codec import Decoder, encode
+from envfleet.cluster.wire.messages import PROTOCOL_VERSION, FromHead, FromWorker
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "messages.json"

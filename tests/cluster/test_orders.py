@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from envfleet.cluster.orders import LONGEST_RESEND_S, Expected, Ledger, Outbox, Verdict
+from envfleet.cluster.wire.orders import LONGEST_RESEND_S, Expected, Ledger, Outbox, Verdict
 
 
 def issue(ledger, now_s=0.0):

@@ -9,7 +9,7 @@ from pathlib import Path
 import zmq  # noqa: TID253 - this process is a cluster's own
 from relay import Relay
 
-from envfleet.cluster.wire import open_dealer
+from envfleet.cluster.wire.sockets import open_dealer
 from waiting import wait_until
 
 NAME = b"a worker's name."

@@ -10,9 +10,9 @@ import pytest
 from detach_envs import EveryKindEnv
 
 from envfleet import ClusterEnv, EnvSpec, UsageError
-from envfleet.cluster.messages import PoolPlan
-from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
-from envfleet.cluster.values_wire import from_plain
+from envfleet.cluster.run.plans import env_pickles, pool_plans, spec_of
+from envfleet.cluster.wire.messages import PoolPlan
+from envfleet.cluster.wire.plain_values import from_plain
 
 
 def plans_of(env, num_workers=2, num_envs_per_worker=3, env_kwargs=None, **changes):

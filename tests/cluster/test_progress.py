@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from envfleet.cluster import progress
-from envfleet.cluster.progress import Progress
+from envfleet.cluster.run import progress
+from envfleet.cluster.run.progress import Progress
 
 ERASE = "\r\x1b[K"
 

@@ -18,7 +18,7 @@ from recurrent_agents import (
 )
 
 from envfleet import APS, ClusterEnv, PolicyFailed
-from envfleet.cluster.divergence import probe_rows
+from envfleet.cluster.sync import probe_rows
 from envfleet.policies.adapting import as_policy
 
 T, N = 12, 3  # steps, envs of each worker

@@ -8,7 +8,7 @@ import pytest
 from detach_agents import DiscreteAgent
 
 from envfleet import ClusterEnv, WorkerLost
-from envfleet.cluster import staffing
+from envfleet.cluster.head import restarts as staffing
 from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envfleet.cluster import stacks
-from envfleet.cluster.codec import BadMessage
-from envfleet.cluster.rollouts import MOST_EXTRAS, RolloutForm
-from envfleet.cluster.values_wire import to_plain
+from envfleet.cluster.wire import stacks
+from envfleet.cluster.wire.codec import BadMessage
+from envfleet.cluster.wire.plain_values import to_plain
+from envfleet.cluster.wire.rollouts import MOST_EXTRAS, RolloutForm
 from envfleet.contract.spaces import SpaceTree
 from envfleet.testing.programs import require_equal
 

@@ -12,7 +12,7 @@ import pytest
 
 import envfleet
 from cluster_envs import CountingEnv
-from envfleet.cluster import run_folder
+from envfleet.cluster.run import run_folder
 from waiting import descendants, is_running, wait_until
 
 HEAD = """

@@ -14,14 +14,14 @@ import zmq  # noqa: TID253 - this process is a cluster's own
 
 import envfleet
 from cluster_envs import Accounts, Agent, CountingEnv
-from envfleet.cluster.codec import encode
-from envfleet.cluster.messages import PROTOCOL_VERSION, Heartbeat, Join, PullWeights
-from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys
+from envfleet.cluster.wire.codec import encode
+from envfleet.cluster.wire.messages import PROTOCOL_VERSION, Heartbeat, Join, PullWeights
+from envfleet.cluster.wire.sockets import KEYS_VARIABLE, RunKeys
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.local import Local
 from envfleet.launchers.processes import Command
-from envfleet.launchers.ray_actor import ActorCommand
+from envfleet.launchers.ray.actor import ActorCommand
 from waiting import wait_until
 
 JOIN = encode(Join(protocol=PROTOCOL_VERSION, worker=0, host="evil", pid=1))
@@ -205,7 +205,7 @@ def test_keys_are_not_on_the_command_line(tcp):
     assert len(keys) == 3  # the head's secret is not among them
     commands = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in envs.stats().workers]
     assert not any(key in command for key in keys for command in commands)
-    logs = "".join(run._keeper.log(each) for each in range(2))
+    logs = "".join(run._monitor.log(each) for each in range(2))
     assert not any(key.decode() in logs for key in keys)
     assert KEYS_VARIABLE not in os.environ
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import envfleet
 from cluster_envs import Accounts, Agent, CountingEnv
-from envfleet.cluster.codec import encode
-from envfleet.cluster.messages import PROTOCOL_VERSION, FromWorker, Heartbeat, Join, Leaving
+from envfleet.cluster.wire.codec import encode
+from envfleet.cluster.wire.messages import PROTOCOL_VERSION, FromWorker, Heartbeat, Join, Leaving
 
 SAMPLES = {int: 1, float: 0.0, str: "x", bool: True, dict[str, Any]: {}, Any: [], msgspec.Raw: []}
 MESSAGES = [

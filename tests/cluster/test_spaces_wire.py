@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.testing import assert_array_equal
 
-from envfleet.cluster.codec import BadMessage
-from envfleet.cluster.spaces_wire import describe_space, space_of
+from envfleet.cluster.wire.codec import BadMessage
+from envfleet.cluster.wire.spaces import describe_space, space_of
 from envfleet.contract.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from envfleet.cluster.spare_arrays import MOST_KEPT, SpareArrays
+from envfleet.cluster.wire.spare_arrays import MOST_KEPT, SpareArrays
 
 LARGE = (3, 1 << 20)
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from envfleet.cluster.codec import BadMessage
-from envfleet.cluster.stacks import is_stack, pack, pack_finals, unpack, unpack_finals
+from envfleet.cluster.wire.codec import BadMessage
+from envfleet.cluster.wire.stacks import is_stack, pack, pack_finals, unpack, unpack_finals
 
 FRAME = (16, 17)
 

@@ -2,20 +2,20 @@
 
 import pytest
 
-from envfleet.cluster.staffing import (
+from envfleet.cluster.head.restarts import (
     FIRST_BACKOFF_S,
     MOST_BACKOFF_S,
     MOST_TRY_AGAIN_S,
     TRY_AGAIN_S,
     UNREACHABLE_S,
-    Staffing,
+    Restarts,
     Stage,
 )
 
 
 @pytest.fixture
 def staffing():
-    staffing = Staffing(num_workers=2, max_restarts=3, join_timeout_s=60.0)
+    staffing = Restarts(num_workers=2, max_restarts=3, join_timeout_s=60.0)
     for worker in range(2):
         staffing.started(worker, 0.0)
     return staffing
@@ -53,7 +53,7 @@ def test_news_of_the_same_loss_counts_once(staffing):
 
 
 def test_back_off_grows_to_its_limit():
-    staffing = Staffing(num_workers=1, max_restarts=1000, join_timeout_s=60.0)
+    staffing = Restarts(num_workers=1, max_restarts=1000, join_timeout_s=60.0)
     waits = []
     for _ in range(20):
         staffing.started(0, 0.0)
@@ -77,7 +77,7 @@ def outage(staffing, seconds, now_s=0.0):
 @pytest.mark.parametrize("seconds", [5.0, 20.0, 34.0, 60.0])
 def test_a_worker_is_tried_soon_after_an_outage_of_its_host(seconds):
     """The longer the outage, the longer was the back-off in 0.6.0: 25 s after one of 34 s."""
-    staffing = Staffing(num_workers=1, max_restarts=10, join_timeout_s=60.0)
+    staffing = Restarts(num_workers=1, max_restarts=10, join_timeout_s=60.0)
     staffing.joined(0)
     tries_s = outage(staffing, seconds)
     assert tries_s[-1] >= seconds
@@ -90,7 +90,7 @@ def test_a_worker_is_tried_soon_after_an_outage_of_its_host(seconds):
 
 def test_an_outage_that_does_not_end_is_counted_as_slowly_as_failures():
     waits_s = [min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**index) for index in range(10)]
-    staffing = Staffing(num_workers=1, max_restarts=10, join_timeout_s=1000.0)
+    staffing = Restarts(num_workers=1, max_restarts=10, join_timeout_s=1000.0)
     staffing.joined(0)
     tries_s = outage(staffing, 1000.0)
     assert staffing.posts[0].stage is Stage.GIVEN_UP
@@ -99,7 +99,7 @@ def test_an_outage_that_does_not_end_is_counted_as_slowly_as_failures():
 
 
 def test_the_exponent_does_not_overflow():
-    staffing = Staffing(num_workers=1, max_restarts=10**6, join_timeout_s=60.0)
+    staffing = Restarts(num_workers=1, max_restarts=10**6, join_timeout_s=60.0)
     staffing.posts[0].num_failures = 5000
     staffing.lost(0, "again", 0.0)
     assert staffing.posts[0].restart_s == MOST_BACKOFF_S
@@ -128,7 +128,7 @@ def test_one_that_works_in_between_is_started_again_for_ever(staffing):
 
 
 def test_one_that_was_given_up_may_be_started_by_hand():
-    staffing = Staffing(num_workers=1, max_restarts=0, join_timeout_s=60.0)
+    staffing = Restarts(num_workers=1, max_restarts=0, join_timeout_s=60.0)
     staffing.started(0, 0.0)
     assert staffing.lost(0, "killed", 0.0) is Stage.GIVEN_UP
     staffing.joined(0)

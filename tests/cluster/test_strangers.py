@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import zmq  # noqa: TID253 - this process is a cluster's own
 
-from envfleet.cluster.strangers import MOST_PENDING
-from envfleet.cluster.wire import open_dealer
+from envfleet.cluster.head.handshake_limits import MOST_PENDING
+from envfleet.cluster.wire.sockets import open_dealer
 from waiting import wait_until
 
 FOLDER = Path(__file__).parent

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from envfleet import UsageError
-from envfleet.cluster.codec import Decoder, encode
-from envfleet.cluster.messages import FromHead, PoolPlan, Welcome
 from envfleet.cluster.sync import APS, Every, EveryUpdate, Never, SyncRule
+from envfleet.cluster.wire.codec import Decoder, encode
+from envfleet.cluster.wire.messages import FromHead, PoolPlan, Welcome
 
 INF = math.inf
 DIVERGENCES = [None, 0.0, 0.1, INF]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.cluster.codec import BadMessage, Decoder, encode
-from envfleet.cluster.messages import (
+from envfleet.cluster.wire.codec import BadMessage, Decoder, encode
+from envfleet.cluster.wire.messages import (
     CHUNK_BYTES,
     MOST_FRAME_BYTES,
     AboutChunks,
@@ -18,7 +18,7 @@ from envfleet.cluster.messages import (
     ChunksReceived,
     Limits,
 )
-from envfleet.cluster.transfers import (
+from envfleet.cluster.wire.transfers import (
     MOST_DAMAGED,
     MOST_REPLIES,
     WINDOW,
@@ -328,7 +328,7 @@ def test_the_same_message_is_hashed_once(monkeypatch):
     frames = message(100)
     digests = Digests()
     assert digests.of(frames) == digest_of(frames)
-    monkeypatch.setattr("envfleet.cluster.transfers.digest_of", None)
+    monkeypatch.setattr("envfleet.cluster.wire.transfers.digest_of", None)
     assert digests.of(frames)
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envfleet.cluster.bounded_msgpack import decode_bounded
-from envfleet.cluster.codec import DTYPES, BadMessage
-from envfleet.cluster.values_wire import MAX_DEPTH, NotPlain, from_plain, join_info_rows, read_plain, to_plain
+from envfleet.cluster.wire.bounded_msgpack import decode_bounded
+from envfleet.cluster.wire.codec import DTYPES, BadMessage
+from envfleet.cluster.wire.plain_values import MAX_DEPTH, NotPlain, from_plain, join_info_rows, read_plain, to_plain
 from envfleet.contract.errors import UsageError
 from envfleet.pool.infos import join_infos
 

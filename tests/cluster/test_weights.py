@@ -1,14 +1,15 @@
-"""Versions: what is published is a copy, gets a number, and is encoded once; the same again is no news."""
+"""PolicyVersions: what is published is a copy, gets a number, and is encoded once; the same again is no news."""
 
 import numpy as np
 import pytest
 import torch  # noqa: TID253 - its bfloat16 is the one to agree with
 
-from envfleet.cluster import weights as weights_module
-from envfleet.cluster.codec import BadMessage, Decoder
-from envfleet.cluster.messages import FromHead, Weights
-from envfleet.cluster.values_wire import NotPlain, from_plain
-from envfleet.cluster.weights import LEAST_BFLOAT16, Versions, digest, from_bfloat16, to_bfloat16, unpacked
+from envfleet.cluster.head import policy_versions
+from envfleet.cluster.head.policy_versions import LEAST_BFLOAT16, PolicyVersions
+from envfleet.cluster.wire.codec import BadMessage, Decoder
+from envfleet.cluster.wire.messages import FromHead, Weights
+from envfleet.cluster.wire.plain_values import NotPlain, from_plain
+from envfleet.cluster.wire.weights import digest, from_bfloat16, to_bfloat16, unpacked
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import PolicyCode
 
@@ -22,13 +23,13 @@ def decoded(frames):
 
 @pytest.fixture
 def versions():
-    made = Versions()
+    made = PolicyVersions()
     made.set_code(CODE)
     return made
 
 
 def test_at_first_there_is_nothing():
-    versions = Versions()
+    versions = PolicyVersions()
     assert (versions.version, versions.code_id) == (0, 0)
     assert versions.weight_frames() is None
     assert versions.code_frames() is None
@@ -42,7 +43,7 @@ def test_code_by_path_has_no_pickle(versions):
 
 
 def test_pickled_code_is_one_array():
-    versions = Versions()
+    versions = PolicyVersions()
     versions.set_code(PolicyCode(pickled=b"abc"))
     message, arrays = decoded(versions.code_frames())
     assert message.factory is None
@@ -50,7 +51,7 @@ def test_pickled_code_is_one_array():
 
 
 def test_arguments_must_be_plain():
-    versions = Versions()
+    versions = PolicyVersions()
     with pytest.raises(NotPlain):
         versions.set_code(PolicyCode(factory="a:b", kwargs={"object": object()}))
 
@@ -130,14 +131,14 @@ def test_other_code_needs_weights_of_its_own(versions):
 
 def test_frames_are_encoded_once_for_each_version(versions, monkeypatch):
     num_encoded = 0
-    encode = weights_module.encode
+    encode = policy_versions.encode
 
     def counted(*arguments):
         nonlocal num_encoded
         num_encoded += 1
         return encode(*arguments)
 
-    monkeypatch.setattr(weights_module, "encode", counted)
+    monkeypatch.setattr(policy_versions, "encode", counted)
     versions.publish({"a": np.ones(3)})
     assert num_encoded == 0, "nobody has asked"
     first = versions.weight_frames()
@@ -202,7 +203,7 @@ def test_halves_have_the_same_shape(shape):
 
 
 def test_only_large_float32_travels_as_halves():
-    versions = Versions(is_bfloat16=True)
+    versions = PolicyVersions(is_bfloat16=True)
     versions.set_code(CODE)
     random = np.random.default_rng(0)
     weights = {
@@ -235,7 +236,7 @@ def test_without_halves_nothing_is_rounded(versions):
 
 
 def test_a_change_too_small_for_halves_is_news_all_the_same():
-    versions = Versions(is_bfloat16=True)
+    versions = PolicyVersions(is_bfloat16=True)
     versions.set_code(CODE)
     weights = np.ones(1000, np.float32)
     versions.publish({"a": weights})

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 import envfleet
-from envfleet.pool import native
+from envfleet.pool.native import backend as native
 from envfleet.testing import CHECKS, PYTHON_ENV_CHECKS, check_leases
 from native_makers import make_native
 

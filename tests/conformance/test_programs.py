@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envfleet
-from envfleet.pool import native
+from envfleet.pool.native import backend as native
 from envfleet.testing import Act, Program, ScriptedEnv, run_program
 from envfleet.testing.programs import HARMLESS, require_equal
 from native_makers import make_native

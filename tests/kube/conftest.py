@@ -17,7 +17,7 @@ from kube_namespace import Kube, rules_of_deploy
 from node_stand_in import NodeStandIn
 from real_servers import PROGRAMS, RealServers
 
-from envfleet.launchers import kubernetes_job
+from envfleet.launchers.kubernetes import job as kubernetes_job
 
 PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # "python" is this one
 

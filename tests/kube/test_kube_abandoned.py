@@ -9,15 +9,15 @@ import pytest
 from kubernetes import config
 from tiny_jobs import ENDED, LONG_S, PENDING, RUNNING, running, wait_for, wait_for_another, wait_for_words
 
-from envfleet.launchers import kubernetes_api
+from envfleet.launchers.kubernetes import api as kubernetes_api
 from waiting import is_running, wait_until
 
 HEAD = """
 import sys
 import time
 from pathlib import Path
-from envfleet.launchers import kubernetes_manifest
-from envfleet.launchers.kubernetes import Kubernetes
+from envfleet.launchers.kubernetes import manifest as kubernetes_manifest
+from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
 
 kubernetes_manifest.KEEP_ENDED_S = 1

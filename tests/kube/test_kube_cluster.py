@@ -10,8 +10,9 @@ import pytest
 import envfleet
 from cluster_envs import Agent
 from envfleet.contract.errors import ClusterError, JoinTimeout, WorkerLost
-from envfleet.launchers import kubernetes_job, kubernetes_status
-from envfleet.launchers.kubernetes import Kubernetes
+from envfleet.launchers.kubernetes import job as kubernetes_job
+from envfleet.launchers.kubernetes import status as kubernetes_status
+from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.testing.launcher_conformance import LAUNCHER_CHECKS, LauncherCase
 from waiting import is_running, wait_until
 
@@ -133,7 +134,7 @@ HEAD = """
 import sys
 import envfleet
 from cluster_envs import Agent
-from envfleet.launchers.kubernetes import Kubernetes
+from envfleet.launchers.kubernetes.settings import Kubernetes
 
 launcher = Kubernetes("test/worker", namespace=sys.argv[1], python=sys.executable, cpus_per_worker=0.5)
 envs = envfleet.ClusterEnv("CartPole-v1", 2, 2, launcher=launcher, backend="serial", address="tcp://127.0.0.1:0")

@@ -30,9 +30,11 @@ from tiny_jobs import (
 )
 
 from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
-from envfleet.launchers import kubernetes_api, kubernetes_job, kubernetes_status
-from envfleet.launchers.kubernetes import Kubernetes
-from envfleet.launchers.kubernetes_api import Forbidden, Unreachable
+from envfleet.launchers.kubernetes import api as kubernetes_api
+from envfleet.launchers.kubernetes import job as kubernetes_job
+from envfleet.launchers.kubernetes import status as kubernetes_status
+from envfleet.launchers.kubernetes.api import Forbidden, Unreachable
+from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
 from waiting import is_running, wait_until
 
@@ -479,7 +481,7 @@ def test_an_unknown_user(kube, monkeypatch, tmp_path):
 def test_without_the_extra():
     code = (
         "import sys; sys.modules['kubernetes'] = None\n"
-        "from envfleet.launchers.kubernetes import Kubernetes\n"
+        "from envfleet.launchers.kubernetes.settings import Kubernetes\n"
         "try: Kubernetes('x').host_of_workers()\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from envfleet.contract.errors import UsageError
-from envfleet.launchers.kubernetes import Kubernetes
-from envfleet.launchers.kubernetes_manifest import (
+from envfleet.launchers.kubernetes.manifest import (
     fleet_manifest,
     manifest_yaml,
     secret_manifest,
     to_yaml,
     worker_manifest,
 )
+from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
 
 ROOT = Path(__file__).parent.parent.parent

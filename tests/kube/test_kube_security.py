@@ -8,8 +8,8 @@ from admission_stand_in import security_refusal
 from tiny_jobs import PENDING, RUNNING, running, wait_for, wait_for_words
 
 from envfleet.contract.errors import UsageError
-from envfleet.launchers.kubernetes import Kubernetes
-from envfleet.launchers.kubernetes_manifest import fleet_manifest
+from envfleet.launchers.kubernetes.manifest import fleet_manifest
+from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
 
 pytestmark = pytest.mark.usefixtures("looks_often")

@@ -20,7 +20,8 @@ from tiny_jobs import (
 
 import envfleet
 from cluster_envs import Agent
-from envfleet.launchers import kubernetes_job, kubernetes_status
+from envfleet.launchers.kubernetes import job as kubernetes_job
+from envfleet.launchers.kubernetes import status as kubernetes_status
 from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("looks_often")

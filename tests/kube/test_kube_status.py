@@ -3,9 +3,9 @@
 import pytest
 
 from envfleet.contract.errors import ClusterError, UsageError
-from envfleet.launchers.kubernetes_api import Forbidden, NotThere, Unreachable, refusal
-from envfleet.launchers.kubernetes_objects import is_failure, is_in, last_words
-from envfleet.launchers.kubernetes_status import IMAGE_PATIENCE_S, REVIVAL_S, Kind, Picture, is_amiss, verdict
+from envfleet.launchers.kubernetes.api import Forbidden, NotThere, Unreachable, refusal
+from envfleet.launchers.kubernetes.objects import is_failure, is_in, last_words
+from envfleet.launchers.kubernetes.status import IMAGE_PATIENCE_S, REVIVAL_S, Kind, Picture, is_amiss, verdict
 from envfleet.launchers.launcher import WorkerState
 
 PENDING, RUNNING, ENDED, REFUSED = (

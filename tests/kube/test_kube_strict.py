@@ -8,9 +8,9 @@ from tiny_jobs import RUNNING, running, wait_for
 
 from envfleet.cli import main
 from envfleet.contract.errors import UsageError
-from envfleet.launchers import kubernetes_job
-from envfleet.launchers.kubernetes import Kubernetes
-from envfleet.launchers.kubernetes_api import KubernetesApi
+from envfleet.launchers.kubernetes import job as kubernetes_job
+from envfleet.launchers.kubernetes.api import KubernetesApi
+from envfleet.launchers.kubernetes.settings import Kubernetes
 
 pytestmark = pytest.mark.usefixtures("looks_often")
 

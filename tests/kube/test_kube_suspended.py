@@ -3,7 +3,8 @@
 import pytest
 from tiny_jobs import PENDING, RUNNING, pids, running, say_exit, wait_for, wait_for_another, wait_for_words
 
-from envfleet.launchers import kubernetes_job, kubernetes_status
+from envfleet.launchers.kubernetes import job as kubernetes_job
+from envfleet.launchers.kubernetes import status as kubernetes_status
 from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("looks_often")

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from envfleet.launchers.kubernetes import Kubernetes
+from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from waiting import wait_until
 

@@ -15,7 +15,7 @@ import pytest
 from volunteer import PYTHON, volunteer
 
 from envfleet import ClusterEnv
-from envfleet.cluster.wire import RunKeys
+from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.errors import ClusterError, JoinTimeout, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.manual import Manual

@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.native import NativeBackend
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.native.backend import NativeBackend
+from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import box2d as native_box2d
 
 IDS = ["LunarLander-v3", "LunarLanderContinuous-v3", "BipedalWalker-v3", "BipedalWalkerHardcore-v3"]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import envfleet
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import box2d as native_box2d
 
 

@@ -9,8 +9,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 import envfleet
-from envfleet.pool.native import NativeBackend
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.native.backend import NativeBackend
+from envfleet.pool.process.backend import ProcessBackend
 
 GYMNASIUM_IDS = [env_id for env_id in envfleet.registry() if env_id in gymnasium.registry]
 

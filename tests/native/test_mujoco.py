@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.native import NativeBackend
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.native.backend import NativeBackend
+from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import mujoco as native_mujoco
 from envfleet.testing.programs import require_equal
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.pool import guard, native
+from envfleet.pool import guard
+from envfleet.pool.native import backend as native
 from envfleet.testing import Act, ScriptedEnv
 from envfleet.testing.programs import require_equal
 from native_makers import make_native

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.process.backend import ProcessBackend
 
 NUM_ENVS, NUM_STEPS = 2, 12
 

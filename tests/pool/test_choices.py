@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.pool.cpus import share_of, usable_cpus
-from envfleet.pool.step_timing import StepTimes, advice, fitting_num_workers
+from envfleet.pool.process.cpus import share_of, usable_cpus
+from envfleet.pool.process.step_timing import StepTimes, advice, fitting_num_workers
 from envfleet.testing import ScriptedEnv
 from waiting import wait_until
 
@@ -174,8 +174,8 @@ def test_a_quota_is_obeyed():
 
 def test_the_nursery_has_no_threads_and_children_draw_different_numbers():
     with envfleet.make(Draws, 4, backend="process", num_workers=4) as pool:
-        nursery = pool._backend._household.nursery._process.pid
-        assert len(os.listdir(f"/proc/{nursery}/task")) == 1
+        spawner = pool._backend._resources.spawner._process.pid
+        assert len(os.listdir(f"/proc/{spawner}/task")) == 1
         assert len(set(pool.call("draw"))) == 4
 
 

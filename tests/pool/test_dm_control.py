@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.process.backend import ProcessBackend
 
 ENV_ID = "dm_control/cartpole-balance-v0"
 NUM_ENVS = 3

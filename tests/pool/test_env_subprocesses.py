@@ -98,10 +98,10 @@ class ShellEnv(SpawningEnv):
 
 def test_no_zombies_pile_up():
     with envfleet.make(ShellEnv, 2, backend="process", num_workers=1) as pool:
-        nursery = pool._backend._household.nursery._process.pid
+        spawner = pool._backend._resources.spawner._process.pid
         for _ in range(3):
             pool.reset(seed=0)
-        wait_until(lambda: descendants(nursery) == [pool._backend._board.pid(0)], "only the child is left")
+        wait_until(lambda: descendants(spawner) == [pool._backend._board.pid(0)], "only the child is left")
 
 
 def test_they_end_when_the_nursery_is_killed():
@@ -109,9 +109,9 @@ def test_they_end_when_the_nursery_is_killed():
         pool.reset(seed=0)
         pids = [pid for pids in pids_of(pool) for pid in pids]
         children = [pool._backend._board.pid(child) for child in range(2)]
-        os.kill(pool._backend._household.nursery._process.pid, signal.SIGKILL)
-        wait_until(all_gone(children), "the children died with the nursery")
-        with pytest.raises(envfleet.ChildDied, match="nursery"):
+        os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
+        wait_until(all_gone(children), "the children died with the spawner")
+        with pytest.raises(envfleet.ChildDied, match="spawner"):
             pool.step(NO_ACTS)
         wait_until(all_gone(pids), "all have ended")
 
@@ -133,7 +133,7 @@ def test_they_end_when_the_parent_is_killed(tmp_path):
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        wait_until(lambda: len(descendants(process.pid)) == 10, "nursery, child, and four processes of each env")
+        wait_until(lambda: len(descendants(process.pid)) == 10, "spawner, child, and four processes of each env")
         pids = descendants(process.pid)
         process.kill()
     wait_until(all_gone(pids), "all have ended")

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators.mujoco import is_available, library_version
 
 mujoco = pytest.importorskip("mujoco", reason="needs mujoco")

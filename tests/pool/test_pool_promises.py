@@ -11,7 +11,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 import envfleet
-from envfleet.pool import native
+from envfleet.pool.native import backend as native
 from envfleet.testing import Act, ScriptedEnv
 from native_makers import make_native
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.pool.household import CLOSE_GRACE_S
-from envfleet.pool.process import ProcessBackend
+from envfleet.pool.process.backend import ProcessBackend
+from envfleet.pool.process.resources import CLOSE_GRACE_S
 from envfleet.testing import Act, ScriptedEnv
 from waiting import is_running, wait_until
 
@@ -124,9 +124,9 @@ def test_the_nursery_may_die_too():
     with make() as pool:
         pool.reset(seed=0)
         pids = pids_of(pool)
-        os.kill(pool._backend._household.nursery._process.pid, signal.SIGKILL)
-        wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the nursery")
-        with pytest.raises(envfleet.ChildDied, match="nursery") as caught:
+        os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the spawner")
+        with pytest.raises(envfleet.ChildDied, match="spawner") as caught:
             pool.step(acts(*[Act.GO_ON] * 4))
         assert caught.value.env_ids == (0, 1, 2, 3)
         assert pool.recv()[3].all()
@@ -165,7 +165,7 @@ def test_reset_drops_what_is_in_flight():
 
 
 def test_closing_does_not_wait_for_a_hung_env(monkeypatch):
-    monkeypatch.setattr("envfleet.pool.household.CLOSE_GRACE_S", 0.2)
+    monkeypatch.setattr("envfleet.pool.process.resources.CLOSE_GRACE_S", 0.2)
     pool = make(env_kwargs={"sleep_s": 600.0})  # longer than a test may take
     pool.reset(seed=0)
     pids = pids_of(pool)

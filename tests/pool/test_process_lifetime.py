@@ -44,7 +44,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path, busy):
     """
     process = start_script(tmp_path, (body if busy else "") + "\n        time.sleep(60)")
     family = descendants(process.pid)
-    assert len(family) == 3  # the nursery and two children
+    assert len(family) == 3  # the spawner and two children
     memory_files = {
         os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir() if "memfd" in os.readlink(link)
     }
@@ -52,7 +52,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path, busy):
     process.kill()
     process.wait(10)
     process.stdout.close()
-    wait_until(lambda: not any(is_running(pid) for pid in family), "the nursery and the children are gone", 5.0)
+    wait_until(lambda: not any(is_running(pid) for pid in family), "the spawner and the children are gone", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_ctrl_c_interrupts_a_wait_and_the_pool_closes(tmp_path):
             pool.step(np.full(4, Act.SLEEP))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
-        import envfleet.pool.household
-        envfleet.pool.household.CLOSE_GRACE_S = 0.1
+        import envfleet.pool.process.resources
+        envfleet.pool.process.resources.CLOSE_GRACE_S = 0.1
     """
     process = start_script(tmp_path, body, start_new_session=True)
     family = descendants(process.pid)

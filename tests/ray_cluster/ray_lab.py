@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 
-from envfleet.launchers import ray_session
-from envfleet.launchers.ray import Ray
+from envfleet.launchers.ray import session as ray_session
+from envfleet.launchers.ray.settings import Ray
 from envfleet.policies.functions import FunctionPolicy
 from waiting import descendants, is_running, wait_until
 
@@ -112,7 +112,7 @@ def groups():
 
 def worker_processes():
     """Worker commands below this process."""
-    return [pid for pid in descendants(os.getpid()) if "envfleet.cluster.worker" in command_line(pid)]
+    return [pid for pid in descendants(os.getpid()) if "envfleet.cluster.worker.worker" in command_line(pid)]
 
 
 def command_line(pid):

@@ -11,7 +11,7 @@ from ray_lab import AGENT, command_line, parent, raylet_pid, seconds, watched, w
 from envfleet import ClusterEnv
 from envfleet.contract.errors import ClusterError, JoinTimeout, UsageError, WorkerLost
 from envfleet.launchers.launcher import WorkerState
-from envfleet.launchers.ray import Ray
+from envfleet.launchers.ray.settings import Ray
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 from waiting import is_running, wait_until
 

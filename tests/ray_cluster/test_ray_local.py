@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ray_lab import ray_settings, worker_processes
 
-from envfleet.launchers.ray import Ray
+from envfleet.launchers.ray.settings import Ray
 from waiting import descendants, is_running, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "ray.md"

@@ -9,11 +9,11 @@ import pytest
 from ray_lab import ray_settings
 
 from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
-from envfleet.launchers import ray_session
 from envfleet.launchers.processes import how_it_ended
-from envfleet.launchers.ray import Ray
-from envfleet.launchers.ray_actor import ActorCommand, WorkerActor, is_failure
-from envfleet.launchers.ray_places import is_infeasible, shortage_words
+from envfleet.launchers.ray import session as ray_session
+from envfleet.launchers.ray.actor import ActorCommand, WorkerActor, is_failure
+from envfleet.launchers.ray.places import is_infeasible, shortage_words
+from envfleet.launchers.ray.settings import Ray
 from waiting import wait_until
 
 

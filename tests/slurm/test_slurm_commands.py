@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from envfleet.contract.errors import ClusterError
-from envfleet.launchers import slurm_commands, slurm_job
 from envfleet.launchers.launcher import WorkerJob, WorkerState
-from envfleet.launchers.slurm import Slurm
-from envfleet.launchers.slurm_commands import QueueWatch, environment_outside_jobs, run_slurm
-from envfleet.launchers.slurm_queue import elements_of
+from envfleet.launchers.slurm import commands as slurm_commands
+from envfleet.launchers.slurm import job as slurm_job
+from envfleet.launchers.slurm.commands import QueueWatch, environment_outside_jobs, run_slurm
+from envfleet.launchers.slurm.queue import elements_of
+from envfleet.launchers.slurm.settings import Slurm
 from waiting import wait_until
 
 JOB = WorkerJob(num_workers=2, argv=("-m", "worker"), environment={"ENVFLEET_KEYS": "secret"}, run_dir=Path())

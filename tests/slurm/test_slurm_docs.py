@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from envfleet.launchers.slurm import Slurm
+from envfleet.launchers.slurm.settings import Slurm
 from waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()

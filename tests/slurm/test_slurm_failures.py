@@ -10,7 +10,7 @@ import pytest
 
 import envfleet
 from cluster_envs import Agent, CountingEnv
-from envfleet.launchers.slurm import Slurm
+from envfleet.launchers.slurm.settings import Slurm
 from waiting import is_running, wait_until
 
 PATIENCE_S = 60.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envfleet.launchers.slurm import Slurm
-from envfleet.launchers.slurm_script import head_script
+from envfleet.launchers.slurm.script import head_script
+from envfleet.launchers.slurm.settings import Slurm
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 from waiting import is_running, wait_until
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import envfleet
 from cluster_envs import Agent, CountingEnv
-from envfleet.launchers.slurm import Slurm
+from envfleet.launchers.slurm.settings import Slurm
 
 settings = json.loads(sys.argv[1])
 with envfleet.ClusterEnv(

@@ -16,7 +16,7 @@ from slurm_agent import AGENT
 import envfleet
 from cluster_envs import CountingEnv
 from envfleet.contract.errors import ClusterError, JoinTimeout, WorkerLost
-from envfleet.launchers.slurm import Slurm
+from envfleet.launchers.slurm.settings import Slurm
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 from waiting import is_running, wait_until
 
@@ -109,7 +109,7 @@ def test_settings_reach_slurm_and_the_worker(slurm, tmp_path, monkeypatch):
         # No secret in the script that Slurm keeps.
         slurm.run("scontrol", "write", "batch_script", job, str(tmp_path / "script"))
         script = (tmp_path / "script").read_text()
-        keys = envs._run._keeper._job._job.environment["ENVFLEET_KEYS"]
+        keys = envs._run._monitor._job._job.environment["ENVFLEET_KEYS"]
         assert not any(key in script for key in keys.split())
     assert sorted(log.name for log in log_dir.iterdir()) == ["worker-0.log", "worker-1.log"]
 
@@ -179,7 +179,7 @@ def test_a_worker_that_cannot_start(slurm):
 HEAD = """
 import sys, time
 import envfleet
-from envfleet.launchers.slurm import Slurm
+from envfleet.launchers.slurm.settings import Slurm
 
 if __name__ == "__main__":
     with envfleet.ClusterEnv("CartPole-v1", 2, launcher=Slurm(), backend="serial", heartbeat_s=0.2) as envs:
@@ -214,7 +214,7 @@ def test_in_a_fork_nothing_is_done(slurm):
     with cluster(1) as envs:
         pid = os.fork()
         if pid == 0:
-            envs._run._keeper._job.cancel(0.0)
+            envs._run._monitor._job.cancel(0.0)
             os._exit(0)
         os.waitpid(pid, 0)
         envs.rollout(AGENT, 4)

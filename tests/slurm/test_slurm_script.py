@@ -13,11 +13,10 @@ import pytest
 
 from envfleet import ClusterEnv
 from envfleet.contract.errors import ClusterError, UsageError
-from envfleet.launchers import slurm_script
 from envfleet.launchers.launcher import WorkerJob, WorkerState
-from envfleet.launchers.slurm import Slurm
-from envfleet.launchers.slurm_queue import Element, elements_of
-from envfleet.launchers.slurm_script import (
+from envfleet.launchers.slurm import script as slurm_script
+from envfleet.launchers.slurm.queue import Element, elements_of
+from envfleet.launchers.slurm.script import (
     array_of,
     head_script,
     job_id_of,
@@ -27,6 +26,7 @@ from envfleet.launchers.slurm_script import (
     srun_arguments,
     steps_of,
 )
+from envfleet.launchers.slurm.settings import Slurm
 from waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"

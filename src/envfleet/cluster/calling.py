@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.messages import Call, SetAttr, ValuesReady
-from envfleet.cluster.orders import Expected
-from envfleet.cluster.run import Run
+from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import workers_of
-from envfleet.cluster.values_wire import to_plain
+from envfleet.cluster.wire.messages import Call, SetAttr, ValuesReady
+from envfleet.cluster.wire.orders import Expected
+from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.contract.errors import EnvBusy
 from envfleet.pool.arguments import values_for
 

@@ -14,14 +14,14 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from envfleet.cluster.calling import Calling
-from envfleet.cluster.collecting import Collecting, RolloutStream
-from envfleet.cluster.learner import Learner
-from envfleet.cluster.messages import PoolPlan
-from envfleet.cluster.plans import env_pickles, pool_plans, spec_of
-from envfleet.cluster.run import Run, RunConfig
+from envfleet.cluster.head.learner import Learner
+from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
+from envfleet.cluster.run.plans import env_pickles, pool_plans, spec_of
+from envfleet.cluster.run.run import Run, RunConfig
 from envfleet.cluster.stepping import Stepping, StepResult
 from envfleet.cluster.sync import EveryUpdate, SyncRule
-from envfleet.cluster.values_wire import to_plain
+from envfleet.cluster.wire.messages import PoolPlan
+from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
 from envfleet.contract.pixels import Pixels
@@ -32,7 +32,7 @@ from envfleet.launchers.local import Local
 from envfleet.policies.adapting import is_policy_like
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, whole_number
 from envfleet.pool.building import EnvKwargs, EnvLike
-from envfleet.pool.making import autoreset_of
+from envfleet.pool.make import autoreset_of
 
 Array = np.ndarray[Any, Any]
 
@@ -187,7 +187,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._stepping = Stepping(self._run, form)
         self._calling = Calling(self._run, self._timeout_s)
         self._learner = Learner(self._head, form, config.sync)
-        self._collecting = Collecting(self._run, form, self._learner)
+        self._collecting = RolloutActivity(self._run, form, self._learner)
         self.autoreset_mode = AutoresetMode(self._autoreset.value)
         self.metadata = {**self._head.roster.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = render_mode if pixels is None else "rgb_array"

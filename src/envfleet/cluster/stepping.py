@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.answers import Held
-from envfleet.cluster.messages import Reset, RowsReady, Step
-from envfleet.cluster.orders import Expected
-from envfleet.cluster.rollouts import RolloutForm, Rows
-from envfleet.cluster.run import Run
+from envfleet.cluster.head.pending_answers import PendingAnswers
+from envfleet.cluster.run.run import Run
+from envfleet.cluster.wire.messages import Reset, RowsReady, Step
+from envfleet.cluster.wire.orders import Expected
+from envfleet.cluster.wire.rollouts import RolloutForm, Rows
 from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NotReset, UsageError
 from envfleet.pool.batch_rows import rows_of_result
 
@@ -29,7 +29,7 @@ class Stepping:
         """Nothing is begun."""
         self._run = run
         self._form = form
-        self._held: Held | None = None
+        self._held: PendingAnswers | None = None
         self.in_flight: set[int] = set()  # workers
         self._autoreset = ""
         self.was_reset = False

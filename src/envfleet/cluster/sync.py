@@ -8,11 +8,15 @@ probes: it keeps so many rows of a worker's last rollouts.
 from __future__ import annotations
 
 import operator
-from typing import ClassVar, SupportsIndex
+from functools import lru_cache
+from typing import Any, ClassVar, SupportsIndex
 
 import msgspec
+import numpy as np
 
 from envfleet.contract.errors import UsageError
+
+Array = np.ndarray[Any, Any]
 
 
 class APS(msgspec.Struct, frozen=True, tag="aps"):
@@ -86,3 +90,15 @@ def _count(name: str, count: SupportsIndex) -> int:
     if number < 1 or isinstance(count, bool):
         raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
     return number
+
+
+@lru_cache(maxsize=64)
+def probe_rows(num_steps: int, num_envs: int, num_probes: int) -> Array:
+    """Which rows of a rollout are looked at, counted t * num_envs + n, in that order.
+
+    Head and worker must choose the same ones. Spread at random: with a fixed distance they could all be of one env.
+    """
+    num_rows = num_steps * num_envs
+    rows = np.sort(np.random.default_rng(0).permutation(num_rows)[:num_probes])
+    rows.flags.writeable = False
+    return rows

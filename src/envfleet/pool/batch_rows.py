@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.contract.spaces import SpaceTree
-from envfleet.pool.vector_infos import rows_of
+from envfleet.pool.vector.infos import rows_of
 
 StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 

@@ -18,7 +18,7 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
 from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import ENV_ERRORS, Failure, GuardedEpisode
-from envfleet.pool.rows import Extras, RowWriter, action_reader, assemble_batch
+from envfleet.pool.process.rows import Extras, RowWriter, action_reader, assemble_batch
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envfleet.cluster.wire import KEYS_VARIABLE, RunKeys
+from envfleet.cluster.wire.sockets import KEYS_VARIABLE, RunKeys
 from envfleet.contract.errors import EnvFleetError
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import Job, Launcher, WorkerJob, WorkerState

@@ -16,7 +16,7 @@ from gymnasium import logger as gymnasium_logger
 
 from envfleet import _native
 from envfleet.contract.errors import MissingExtra
-from envfleet.pool.twins import NotNative, Twin
+from envfleet.pool.native.twins import NotNative, Twin
 
 _LIBRARY = "libenvfleet_box2d.so"
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from envfleet import _native
 from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.pool.native.twins import NotNative, Twin
 from envfleet.pool.simulators.mujoco_gl import advice, drawing, release
-from envfleet.pool.twins import NotNative, Twin
 
 logger = logging.getLogger("envfleet.pool")
 

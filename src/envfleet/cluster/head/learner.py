@@ -1,0 +1,168 @@
+"""Learner: the agent as the cluster sees it. Publishes its weights, and measures how far the workers are from it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from envfleet.cluster.head.desk import Desk
+from envfleet.cluster.head.divergence import (
+    Probes,
+    ShownForm,
+    added,
+    difference,
+    form_of,
+    has_probabilities,
+    measured,
+    probes_of,
+)
+from envfleet.cluster.head.head import Head
+from envfleet.cluster.sync import APS, SyncRule
+from envfleet.cluster.wire.rollouts import Collected, RolloutForm
+from envfleet.contract.errors import UsageError, WorkerFailed
+from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.contract.rollout import Rollout
+from envfleet.policies.adapting import as_policy, code_of, weights_of
+from envfleet.policies.by_path import PolicySpec
+
+logger = logging.getLogger("envfleet.cluster")
+
+MANY_AGENTS = 3
+
+
+class Learner:
+    """Whatever the caller last called its agent."""
+
+    def __init__(self, head: Head, form: RolloutForm, sync: SyncRule) -> None:
+        """There is no agent yet."""
+        self._head = head
+        self._form = form
+        self._sync = sync
+        self._agent: Any = None
+        self._code: PolicyCode | None = None
+        self._first_version = 0  # of this code: what workers did with another cannot be compared with it
+        self._policy: Policy | None = None  # made when it is needed
+        self._shown_form: ShownForm | None = None  # of that policy, learned when it is needed
+        self._has_probabilities = False  # a worker has shown some of that policy
+        self._num_short_lived = 0  # agents of which there was one version only, one after the other
+        self._has_warned = False
+
+    def publish(self, agent: Any) -> int:
+        """Make the agent's present weights the newest version, and tell workers that are at work."""
+        head = self._head
+        if agent is not self._agent:
+            code = code_of(agent)
+            if code != self._code:
+                self._set_code(code)
+            self._agent, self._policy, self._shown_form, self._has_probabilities = agent, None, None, False
+        # Workers that wait for an order will hear of it with that.
+        if head.publish(weights_of(agent)) and head.has_open_orders:
+            self.measure()
+            head.announce()
+        return head.versions.version
+
+    def _set_code(self, code: PolicyCode) -> None:
+        newest = self._head.versions.version
+        self._num_short_lived = self._num_short_lived + 1 if newest and newest == self._first_version else 0
+        if self._num_short_lived == MANY_AGENTS:
+            logger.warning(
+                "the agent is another object with every call, so that each time all workers build it anew and pull all "
+                "weights: make it once, a wrapper such as TorchPolicy(module) too, and pass the same object each time"
+            )
+        self._head.set_code(code)
+        self._code, self._first_version = code, newest + 1
+
+    def measure(self) -> None:
+        """How far each worker's policy is from the version that was published last."""
+        if not isinstance(self._sync, APS):
+            return
+        newest, due = self._head.versions.version, []
+        for worker, desk in enumerate(self._head.desks):
+            if desk.probes is None or not self._first_version <= desk.probes.version < newest:
+                continue
+            since = max(desk.probes.version, desk.measured_at)
+            if newest >= since + self._sync.measure_every or (desk.divergence is None and newest > since):
+                due.append((worker, desk, desk.probes))
+            elif desk.measured_version == desk.probes.version:
+                self._warn_if_late(self._sync, worker, newest - desk.probes.version, desk.divergence)
+        if not due:
+            return
+        started_s = time.perf_counter()
+        found = self._measured(due)
+        for (worker, desk, probes), divergence in zip(due, found, strict=True):
+            desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
+            self._warn_if_late(self._sync, worker, newest - probes.version, divergence)
+        self._head.measure_s += time.perf_counter() - started_s
+        self._head.num_measurements += 1
+
+    def _measured(self, due: list[tuple[int, Desk, Probes]]) -> list[float]:
+        try:
+            return measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
+        except UsageError:
+            raise  # as long as the policy is what it is
+        except BaseException:
+            for _, desk, _ in due:  # or the same rows would fail again, for ever
+                desk.probes = None
+            raise
+
+    def keep_probes(self, parts: list[Collected], rollout: Rollout) -> None:
+        """Of each worker's rollout, now side by side in this one.
+
+        Raises WorkerFailed for one whose policy shows something else of itself than the learner's: they are not alike.
+        """
+        num_probes, num_envs = self._sync.num_probes, self._form.num_envs
+        if not num_probes:
+            return
+        obs, actions = self._form.obs.flatten(rollout.obs), self._form.actions.flatten(rollout.actions)
+        own_parts = [part for part in parts if part.version >= self._first_version]  # others are of another policy
+        self._has_probabilities |= any(map(has_probabilities, own_parts))
+        for position, part in enumerate(parts):
+            own = slice(position * num_envs, (position + 1) * num_envs)
+            desk = self._head.desks[part.worker]
+            new = probes_of(
+                part,
+                [leaf[:, own] for leaf in obs],
+                [leaf[:, own] for leaf in actions],
+                part.arrays.get("log_probs"),
+                num_probes,
+            )
+            if part.version >= self._first_version:
+                self._require_alike(new, part)
+            desk.probes = added(desk.probes, new, num_probes)
+
+    def _require_alike(self, probes: Probes, part: Collected) -> None:
+        """What could not be compared would make every later measurement fail."""
+        if self._shown_form is None:
+            num_rows = len(probes.actions[0])
+            self._shown_form = form_of(self._present_policy(), self._form.obs.unflatten(list(probes.obs)), num_rows)
+        problem = difference(probes, self._shown_form)
+        if self._has_probabilities and not has_probabilities(part):
+            problem = "it has neither log_probs nor a distribution, which others of this policy have"
+        if problem is not None:
+            self._head.refuse_answer(part.worker, problem)
+            raise WorkerFailed(f"{self._head.roster.name_of(part.worker)}: its answer is malformed: {problem}")
+
+    def _present_policy(self) -> Policy:
+        """The learner's own policy, which shares its weights with the agent."""
+        if self._policy is None:
+            self._policy = as_policy(self._agent)
+        elif isinstance(self._agent, PolicySpec) and self._agent.weights is not None:
+            self._policy.set_weights(weights_of(self._agent))  # it was built here, and shares nothing
+        return self._policy
+
+    def _warn_if_late(self, sync: APS, worker: int, lag: int, divergence: float | None) -> None:
+        if self._has_warned or lag <= sync.max_lag or divergence is None or divergence > sync.threshold:
+            return
+        self._has_warned = True
+        logger.warning(
+            "%s pulls because its policy is %d versions old, more than max_lag=%d; its divergence is only %.2g, below "
+            "the threshold of %.2g. If the learner clips against the probabilities of the worker's policy, as plain "
+            "PPO does, it is held near that policy and learns nothing new: clip against its own policy at the start of "
+            "the update (decoupled PPO, see examples/ppo.py). If it makes many small updates, raise max_lag",
+            self._head.roster.name_of(worker),
+            lag,
+            sync.max_lag,
+            divergence,
+            sync.threshold,
+        )

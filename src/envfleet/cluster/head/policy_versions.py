@@ -1,0 +1,88 @@
+"""PolicyVersions: the policy the head holds for its workers: code and newest weights, encoded once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.cluster.wire.codec import DTYPES, NAME_OF, encode
+from envfleet.cluster.wire.messages import Code, Weights
+from envfleet.cluster.wire.plain_values import to_plain
+from envfleet.cluster.wire.weights import digest, from_bfloat16, to_bfloat16
+from envfleet.contract.errors import UsageError
+from envfleet.contract.policy import PolicyCode
+
+Array = np.ndarray[Any, Any]
+Frames = list[Any]
+
+LEAST_BFLOAT16 = 256  # numbers in an array: less is not worth its precision
+
+
+class PolicyVersions:
+    """The newest policy. Both numbers only grow: a worker that holds others knows that it is behind."""
+
+    def __init__(self, is_bfloat16: bool = False) -> None:
+        """Nothing is published yet. `is_bfloat16`: large float32 arrays travel with half their bits."""
+        self.code_id = 0
+        self.version = 0
+        self._is_bfloat16 = is_bfloat16
+        self._weights: dict[str, Array] = {}
+        self._code_frames: Frames = []
+        self._is_published = False
+        self._weight_frames: Frames = []  # empty until somebody asks for them
+
+    def set_code(self, code: PolicyCode) -> None:
+        """Another policy from now on; weights must follow."""
+        self.code_id += 1
+        message = Code(code_id=self.code_id, factory=code.factory, kwargs=to_plain(dict(code.kwargs)))
+        arrays = {} if code.pickled is None else {"pickled": np.frombuffer(code.pickled, np.uint8)}
+        self._code_frames, self._weight_frames = encode(message, arrays), []
+        self._is_published = False
+
+    def publish(self, weights: Mapping[str, Array]) -> bool:
+        """New weights, which are copied: the learner goes on changing its own. False: they are what they were."""
+        given = {name: np.asarray(array) for name, array in weights.items()}
+        wrong = [f"{name} ({array.dtype})" for name, array in given.items() if array.dtype not in NAME_OF]
+        if wrong:
+            raise UsageError(f"weights of these dtypes cannot be sent: {', '.join(wrong)}; known: {', '.join(DTYPES)}")
+        if self._is_published and _are_equal(self._weights, given):
+            return False
+        self.version += 1
+        self._weights = {name: np.array(array, order="C") for name, array in given.items()}
+        self._weight_frames = []
+        self._is_published = True
+        return True
+
+    def code_frames(self) -> Frames | None:
+        """The message with the code; None: nothing is published."""
+        return self._code_frames or None
+
+    def weight_frames(self) -> Frames | None:
+        """The message with the newest weights, the same one for all who ask; None: nothing is published."""
+        if self._is_published and not self._weight_frames:
+            self._weight_frames = self._encoded()
+        return self._weight_frames or None
+
+    def _encoded(self) -> Frames:
+        halves = {name: to_bfloat16(each) for name, each in self._weights.items() if self._is_halved(each)}
+        sent = {**self._weights, **halves}
+        held = {**self._weights, **{name: from_bfloat16(each) for name, each in halves.items()}}
+        message = Weights(version=self.version, code_id=self.code_id, digest=digest(held), bfloat16=list(halves))
+        return encode(message, sent)
+
+    def _is_halved(self, array: Array) -> bool:
+        return self._is_bfloat16 and array.dtype == np.float32 and array.size >= LEAST_BFLOAT16
+
+
+def _are_equal(held: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
+    """Bit for bit."""
+    return held.keys() == given.keys() and all(
+        array.dtype == given[name].dtype
+        and array.shape == given[name].shape
+        and np.array_equal(
+            array.reshape(-1).view(np.uint8), np.ascontiguousarray(given[name]).reshape(-1).view(np.uint8)
+        )
+        for name, array in held.items()
+    )

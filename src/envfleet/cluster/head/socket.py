@@ -1,0 +1,220 @@
+"""HeadSocket: the head's ROUTER, and who turns its loop when.
+
+Whoever waits for something turns the loop: the caller of wait(), in its own thread, so that no answer has to be handed
+from thread to thread. While nobody waits a background thread does it: workers get weights while the learner learns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import zmq  # noqa: TID253 - only the cluster's own processes come here
+
+from envfleet.cluster.head.connections import Connections
+from envfleet.cluster.head.handshake_limits import HandshakeLimits
+from envfleet.cluster.wire.messages import PROCESS_NAME_BYTES
+from envfleet.cluster.wire.sockets import Authenticator, RunKeys, has_message, open_router, recv_frames, send_frames
+from envfleet.contract.errors import PoolClosed
+
+logger = logging.getLogger("envfleet.cluster")
+
+TICK_S = 0.25
+CALLER_STAYS_S = 0.02  # a caller that was here so recently will be back: the background thread keeps away
+LET_IN_S = 0.0005
+MOST_MESSAGES_A_TURN = 256  # so that nobody can keep the loop from everything else
+
+
+class Receiver(Protocol):
+    """What is done with messages."""
+
+    def connected(self, process: bytes) -> None:
+        """A process was heard of on a connection that was not known; its message follows."""
+
+    def receive(self, process: bytes, frames: list[Any]) -> None:
+        """A message came; frames are buffers."""
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed: TICK_S, or more."""
+
+
+class HeadSocket:
+    """One ROUTER for two threads: the caller's, and one in the background. A lock guards it and the receiver."""
+
+    def __init__(
+        self, address: str, keys: RunKeys | None, silence_s: float, receiver: Receiver, num_workers: int = 0
+    ) -> None:
+        """Bind to `address`; `self.address` says where it came to be."""
+        self._receiver = receiver
+        self._lock = threading.RLock()
+        self._num_waiting = 0
+        self._others: list[None] = []  # one entry for each other thread that waits for the lock
+        self._caller_s = 0.0
+        self._next_tick_s = 0.0
+        self._has_more = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = Authenticator(self._context, keys) if keys is not None else None
+        try:
+            self._router = open_router(self._context, address, keys, silence_s)
+        except BaseException:
+            self._close_context()
+            raise
+        self._connections = Connections()
+        self._strangers = HandshakeLimits(self._router, num_workers) if keys is not None else None
+        self.address: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        sockets = [self._router] if self._authenticator is None else [self._router, self._authenticator.socket]
+        self._fds = [int(each.getsockopt(zmq.FD)) for each in sockets]
+        self._turned_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # another thread turned the loop
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._turn_in_background, name="envfleet-head", daemon=True)
+
+    @property
+    def num_strangers(self) -> int:
+        """Connections that were refused for want of the run's key."""
+        num_refused = 0 if self._authenticator is None else self._authenticator.num_refused
+        return num_refused + (0 if self._strangers is None else self._strangers.num_shut_down)
+
+    @property
+    def is_in_use_here(self) -> bool:
+        """Is this thread in the middle of using it, or the one in the background?"""
+        return threading.current_thread() is self._thread or self._lock._is_owned()  # type: ignore[attr-defined]
+
+    def start(self) -> None:
+        """From now on messages are received."""
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """The caller's turn: what it sends may hide that something came, so the loop is always turned after it."""
+        self._let_others_in()
+        with self._lock:
+            self._caller_s = time.monotonic()
+            yield
+            self._turn()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """The turn of another thread. The caller may have gone to sleep: it must hear of what came."""
+        self._others.append(None)
+        with self._lock:
+            self._others.pop()
+            if self._is_closing.is_set():
+                raise PoolClosed("the cluster is closed")
+            yield
+            self._turn()
+            if self._num_waiting:
+                os.eventfd_write(self._turned_fd, 1)
+
+    def wait(
+        self, is_done: Callable[[], bool], timeout_s: float, progress_s: Callable[[], float] | None = None
+    ) -> bool:
+        """Turn the loop until `is_done()`, which may raise. False: `timeout_s` have passed since `progress_s()`."""
+        begun_s = time.monotonic()
+        with self._lock:
+            self._num_waiting += 1
+        try:
+            while True:
+                self._let_others_in()
+                with self._lock:
+                    self._caller_s = time.monotonic()
+                    self._turn()
+                if is_done():
+                    return True
+                since_s = begun_s if progress_s is None else max(begun_s, progress_s())
+                left_s = since_s + timeout_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._sleep(min(left_s, TICK_S), self._turned_fd)
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
+    def send(self, process: bytes, frames: list[Any]) -> bool | None:
+        """Holds the lock. False: it could not be sent now; None: the connection is closed."""
+        connection = self._connections.newest(process)
+        if connection is None:
+            return None
+        try:
+            send_frames(self._router, [connection, *frames])
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                self._connections.closed(connection)
+                return None
+            raise
+        return True
+
+    def close(self) -> None:
+        """End the thread and close the sockets."""
+        if self._is_closing.is_set():
+            return
+        self._is_closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(10.0)
+        with self._lock:
+            if self._strangers is not None:
+                self._strangers.close()
+            self._router.close()
+            self._close_context()
+            os.close(self._turned_fd)
+
+    def _let_others_in(self) -> None:
+        """Locks are not fair: a caller that always has something to do would keep the other threads out for ever."""
+        if self._others:
+            time.sleep(LET_IN_S)
+
+    def _turn(self) -> None:
+        """Receive what is there, and do what is due. Holds the lock."""
+        now_s = time.monotonic()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + TICK_S
+            self._receiver.tick(now_s)
+        if self._authenticator is not None:
+            self._authenticator.answer()
+        # Last: whatever is sent may hide that something came.
+        num_received = 0
+        while num_received < MOST_MESSAGES_A_TURN and has_message(self._router):
+            connection, name, *frames = recv_frames(self._router)
+            num_received += 1
+            process = name.bytes
+            if len(process) == PROCESS_NAME_BYTES and self._connections.heard(connection.bytes, process):
+                self._receiver.connected(process)
+            self._receiver.receive(process, [frame.buffer for frame in frames])
+        self._has_more = num_received == MOST_MESSAGES_A_TURN
+
+    def _turn_in_background(self) -> None:
+        while not self._is_closing.is_set():
+            if self._num_waiting or time.monotonic() - self._caller_s < CALLER_STAYS_S:
+                self._is_closing.wait(CALLER_STAYS_S)
+                continue
+            self._sleep(TICK_S)
+            try:
+                with self.aside():
+                    pass
+            except PoolClosed:
+                return
+            except Exception:  # a defect of ours: the loop must not end with it
+                logger.exception("the head met an error")
+
+    def _sleep(self, timeout_s: float, *fds: int) -> None:
+        """Until something came, at most `timeout_s`. Does not touch the sockets, only their descriptors."""
+        if self._has_more:
+            return
+        poll = select.poll()
+        for fd in (*self._fds, *fds):
+            poll.register(fd, select.POLLIN)
+        for ready, _ in poll.poll(max(1.0, timeout_s * 1000)):
+            if ready in fds:
+                os.eventfd_read(ready)
+
+    def _close_context(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.socket.close()
+        self._context.term()

@@ -1,0 +1,195 @@
+"""RolloutActivity and RolloutStream: the policy acts on the workers (DETACH); rollouts of all, or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.cluster.head.desk import Desk
+from envfleet.cluster.head.learner import Learner
+from envfleet.cluster.head.pending_answers import PendingAnswers
+from envfleet.cluster.run.run import Run
+from envfleet.cluster.stepping import StepResult
+from envfleet.cluster.wire.messages import Collect, RolloutReady
+from envfleet.cluster.wire.orders import Expected
+from envfleet.cluster.wire.rollouts import Collected, RolloutForm
+from envfleet.contract.rollout import Rollout
+
+SAME_CALL_GOES_ON = "Nothing is lost: the same call goes on waiting for this rollout"
+NEXT_GOES_ON = "Nothing is lost: next() of this stream goes on waiting"
+BEGINS_ANEW = "This rollout is dropped, of all workers: the same call begins a new one"
+ONE_IS_DROPPED = "This worker's rollout is dropped: next() of this stream gives the next one"
+
+
+class RolloutActivity:
+    """One rollout of all workers. See Activity."""
+
+    def __init__(self, run: Run, form: RolloutForm, learner: Learner) -> None:
+        """Nothing is begun."""
+        self._run = run
+        self._learner = learner
+        self._form = form
+        self._num_steps = 0
+        self._agent: Any = None
+        self._held: PendingAnswers | None = None
+
+    def is_begun(self, agent: Any, num_steps: int) -> bool:
+        """Such a rollout was begun and not returned: the caller was told of a failure or of a deadline."""
+        return self._run.is_doing(self) and self._num_steps == num_steps and self._agent is agent
+
+    @property
+    def is_under_way(self) -> bool:
+        """A rollout was begun and not returned."""
+        return self._run.is_doing(self) and self._num_steps > 0
+
+    def drop(self) -> None:
+        """See Activity."""
+        self._num_steps = 0
+        self._agent = None
+        self._held = None
+
+    def resized(self, num_workers_before: int) -> None:
+        """See Activity. Nothing is resized while a rollout is under way."""
+
+    def begin(self, agent: Any, num_steps: int) -> None:
+        """Have all workers collect with this agent, which was published."""
+        self._run.begin(None)
+        self._run.begin(self)
+        self._learner.measure()
+        _issue(self._run, range(self._run.num_workers), num_steps)
+        self._agent, self._num_steps = agent, num_steps  # last: it is begun if nothing was wrong
+
+    def finish(self, timeout_s: float) -> Rollout:
+        """Wait for the rollout that was begun. After an error the same call goes on where it was."""
+        if self._held is None:
+            workers = range(self._run.num_workers)
+            self._run.wait_for_answers(workers, timeout_s, SAME_CALL_GOES_ON)
+            self._held = self._run.take(workers, BEGINS_ANEW)
+            if self._held.is_incomplete:
+                held = self._held
+                self._run.begin(None)
+                held.take()
+        answers = self._held.take()
+        self._run.begin(None)
+        parts = [each.result for each in answers if isinstance(each.result, Collected)]
+        rollout = self._form.join_rollouts(parts)
+        self._learner.keep_probes(parts, rollout)
+        return rollout
+
+    def as_step(self, rollout: Rollout) -> StepResult:
+        """A rollout of one step, as step() returns it; what the policy gave is in the info."""
+        info: dict[str, Any] = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
+        info |= {name: _first(values) for name, values in rollout.extras.items()}
+        ended = rollout.terminations[0] | rollout.truncations[0]
+        if ended.any():
+            final_obs = np.full(len(ended), None, dtype=object)
+            leaves = self._form.obs.flatten(rollout.final_obs)
+            for row, env in enumerate(rollout.final_envs):
+                final_obs[env] = self._form.obs.unflatten([leaf[row] for leaf in leaves])
+            info["final_obs"], info["_final_obs"] = final_obs, ended
+        return rollout.next_obs, rollout.rewards[0], rollout.terminations[0], rollout.truncations[0], info
+
+
+class RolloutStream(Iterator[Rollout]):
+    """Rollouts of single workers, as they come, without end; until it is closed or forgotten. See Activity.
+
+    An error does not end it: the next rollout follows.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        run: Run,
+        form: RolloutForm,
+        learner: Learner,
+        num_steps: int,
+        credit: int,
+        timeout_s: float,
+    ) -> None:
+        """Every worker may collect `credit` rollouts before the learner takes the first. `owner` closes the run."""
+        self._owner = owner
+        self._run = run
+        self._form = form
+        self._learner = learner
+        self._num_steps = num_steps
+        self._credit = credit
+        self._timeout_s = timeout_s
+        self._held: PendingAnswers | None = None
+        run.begin(self)
+        learner.measure()
+        self._begin_with(range(run.num_workers))
+
+    def _begin_with(self, workers: Iterable[int]) -> None:
+        for _ in range(self._credit):
+            _issue(self._run, workers, self._num_steps)
+
+    def __iter__(self) -> RolloutStream:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Rollout:
+        """The next rollout of any worker."""
+        while self._run.is_doing(self):
+            if self._held is None:
+                self._run.wait_for_any(self._timeout_s, NEXT_GOES_ON)
+                worker = self._run.first_ready(range(self._run.num_workers))[0]
+                self._held = self._run.take([worker], ONE_IS_DROPPED)
+                _issue(self._run, [worker], self._num_steps)
+            held = self._held
+            if held.is_incomplete:
+                self._held = None
+            answer = held.take()[0]
+            self._held = None
+            assert isinstance(answer.result, Collected)
+            rollout = self._form.join_rollouts([answer.result])
+            self._learner.keep_probes([answer.result], rollout)
+            return rollout
+        raise StopIteration
+
+    def drop(self) -> None:
+        """See Activity."""
+        self._held = None
+
+    def resized(self, num_workers_before: int) -> None:
+        """See Activity. New workers collect as soon as they have joined."""
+        if self._held is not None and self._held.workers[0] >= self._run.num_workers:
+            self._held = None
+        self._begin_with(range(num_workers_before, self._run.num_workers))
+
+    def close(self) -> None:
+        """End the stream; rollouts that were not taken are dropped."""
+        if self._run.is_doing(self):
+            self._run.begin(None)
+
+    def __del__(self) -> None:
+        """A loop that was left has forgotten it."""
+        self.close()
+
+
+def _first(tree: Any) -> Any:
+    """The first step of a tree of [T, ...] arrays."""
+    if isinstance(tree, Mapping):
+        return {key: _first(part) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(_first, tree))
+    return None if tree is None else tree[0]
+
+
+def _issue(run: Run, workers: Iterable[int], num_steps: int) -> None:
+    versions = run.head.versions
+
+    def message(desk: Desk) -> Any:
+        return lambda order, accepted: Collect(
+            order=order,
+            accepted=accepted,
+            num_steps=num_steps,
+            code_id=versions.code_id,
+            version=versions.version,
+            divergence=desk.divergence,
+            measured_version=desk.measured_version,
+        )
+
+    orders: dict[int, Any] = {worker: (message(run.head.desks[worker]), {}) for worker in workers}
+    run.head.issue(orders, Expected(RolloutReady, num_steps))

@@ -1,0 +1,141 @@
+"""JobMonitor: a thread that asks the launcher how its workers are, and has lost ones started again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from envfleet.cluster.head.head import Head
+from envfleet.contract.errors import ClusterTimeout, EnvFleetError, PoolClosed
+from envfleet.launchers.launcher import Job, WorkerState, WorkerStatus
+
+logger = logging.getLogger("envfleet.cluster")
+
+LOOK_S = 0.1
+LONGEST_CALL_S = 10.0  # of the launcher's engine when the run ends; then nobody waits for it any more
+SHORT_WAIT_S = 1.0
+PAUSE_WAIT_S = 90.0  # to submit a job may take a minute
+
+
+class JobMonitor:
+    """Between head and launcher, which do not know each other. The launcher may be slow; the head never waits for it.
+
+    Whoever else wants something of the job asks here: one at a time.
+    """
+
+    def __init__(self, head: Head, job: Job, num_workers: int) -> None:
+        """Begin."""
+        self._head = head
+        self._job = job
+        self._lock = threading.RLock()  # guards the job; always taken before the head's own
+        self._num_workers = num_workers
+        self._statuses: dict[int, WorkerStatus] = {}
+        self._failures: deque[str] = deque(maxlen=16)  # the last ones, which were logged
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="envfleet-monitor", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Is this the monitor's own thread?"""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """No worker is started any more."""
+        self._is_closing.set()
+        self._thread.join(LONGEST_CALL_S)
+
+    def cancel(self, grace_s: float) -> None:
+        """End all workers."""
+        is_ours = self._lock.acquire(timeout=SHORT_WAIT_S)  # close() has waited before
+        try:
+            self._job.cancel(grace_s)
+        finally:
+            if is_ours:
+                self._lock.release()
+
+    def status(self, worker: int) -> WorkerStatus:
+        """What the launcher said last."""
+        return self._statuses.get(worker, WorkerStatus(WorkerState.RUNNING, "the launcher has not said how it is"))
+
+    def log(self, worker: int) -> str:
+        """The end of what a worker has printed. Whoever asks has an error to tell: he does not wait for it."""
+        if not self._lock.acquire(timeout=SHORT_WAIT_S):
+            return "(its log cannot be read: the launcher is busy)"
+        try:
+            return self._job.log(worker)
+        finally:
+            self._lock.release()
+
+    def log_place(self, worker: int) -> str:
+        """Where all of it is."""
+        return self._job.log_place(worker)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Meanwhile nothing is asked, told or started."""
+        if not self._lock.acquire(timeout=PAUSE_WAIT_S):
+            raise ClusterTimeout(
+                f"the launcher was busy for {PAUSE_WAIT_S:g} s. Nothing has changed: call scale() again"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def resize(self, num_workers: int) -> None:
+        """Have workers started up to this number, or ended from there on."""
+        with self._lock:
+            self._job.resize(num_workers)
+            self._num_workers = num_workers
+            for worker in [worker for worker in self._statuses if worker >= num_workers]:
+                del self._statuses[worker]
+
+    def _run(self) -> None:
+        while not self._is_closing.wait(LOOK_S):
+            with self._lock:
+                for worker in range(self._num_workers):
+                    self._tolerate(self._look_at, worker)
+                self._tolerate(self._start_those_due)
+
+    def _tolerate(self, call: Callable[..., None], *args: Any) -> None:
+        """The engine may fail for a while, or for one worker: it is asked again."""
+        try:
+            call(*args)
+        except PoolClosed:
+            self._is_closing.set()
+        except Exception as error:
+            if repr(error) not in self._failures:  # not every tenth of a second the same
+                logger.exception("the launcher failed")
+            self._failures.append(repr(error))
+
+    def _look_at(self, worker: int) -> None:
+        before = self._statuses.get(worker)
+        status = self._statuses[worker] = self._job.status(worker)
+        num_new = 0 if before is None else status.num_failures - before.num_failures  # a job may count from 0 again
+        if num_new > 0:
+            self._head.revived(worker, num_new, status.detail)
+        if status.state is WorkerState.ENDED:
+            self._head.ended(worker, status.detail, status.is_unreachable)
+        elif status.state is WorkerState.PENDING:
+            self._head.still_pending(worker)
+        elif status.state is WorkerState.REFUSED:
+            self._head.refused(worker, status.detail)
+
+    def _start_those_due(self) -> None:
+        for worker, is_late in self._head.take_due():
+            if worker < self._num_workers and not self._is_closing.is_set():
+                self._start_again(worker, is_late)
+
+    def _start_again(self, worker: int, is_late: bool) -> None:
+        is_alive = self.status(worker).state in (WorkerState.PENDING, WorkerState.RUNNING)
+        if self._job.revives and is_alive and not is_late:
+            return self._head.left_to_engine(worker)
+        try:
+            self._job.restart(worker)
+        except EnvFleetError as error:
+            self._head.not_started(worker, str(error))

@@ -1,0 +1,365 @@
+"""Every message between head and worker, the protocol's version and its limits. The rest of a message are its arrays.
+
+The head numbers the orders it gives to a worker: 1, 2, 3, ... A worker carries them out one after the other, and
+answers each exactly once. Either side repeats what may have been lost: an order until the worker says it received it,
+an answer until the head says it accepted it. A number that was seen before is ignored.
+
+Messages larger than CHUNK_BYTES, of either side and of any kind, travel in chunks. Chunks between the head and one
+process of a worker are numbered in each direction: 0, 1, 2, ..., whatever message they belong to, and are received in
+this order. At most a window of them is under way, so that small messages need not wait long behind large ones. Chunks
+are lost only when a connection dies: the sender goes on where the receiver says it is, and repeats nothing on a
+connection that is slow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from envfleet.cluster.sync import SyncRule
+from envfleet.contract.pixels import Pixels
+
+PROTOCOL_VERSION = 4
+PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
+CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
+MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
+MOST_HOST_CHARS = 255  # a name in the DNS has no more
+
+if TYPE_CHECKING:
+    Unread = Any
+else:
+    Unread = msgspec.Raw  # any value: it stays bytes until bounded_msgpack has looked at it
+
+
+def is_host_name(host: str) -> bool:
+    """Whether it may stand in logs and errors, and on a terminal."""
+    return 1 <= len(host) <= MOST_HOST_CHARS and host.isascii() and host.isprintable()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one message may be at most, with all its chunks. A receiver drops a larger one before it allocates for it.
+
+    A socket takes frames of MOST_FRAME_BYTES, 288 KiB: ZeroMQ closes a connection that claims to send a larger one.
+    Until a connection has proved that it has the run's key it may cost one such frame, for 3 s; there are at most 64
+    of them, and one more for each worker; the others are closed.
+    """
+
+    header_bytes: int = 512 << 20
+    num_arrays: int = 4096
+    num_dims: int = 16
+    frame_bytes: int = 4 << 30
+    total_bytes: int = 8 << 30
+
+
+class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool of one worker. The env itself is in `env_id`/`env_factory`, or pickled by the head in array `env`."""
+
+    num_envs: int
+    first_env_id: int = 0  # of this worker's envs in the whole run
+    env_id: str | None = None
+    env_factory: str | None = None
+    native_file: str | None = None  # the header or library that has the native env `env_id`: to be loaded first
+    env_kwargs: list[Any] | None = (
+        None  # as values_wire has it, one for each env; None: none, or they are in array `env`
+    )
+    max_episode_steps: int | None
+    render_mode: str | None
+    backend: str
+    num_workers: int | None
+    max_env_restarts: int | None  # None: an env that fails is reported, and its row truncated
+    timeout_s: float
+    start_timeout_s: float
+    autoreset: str  # of the pool that is built first
+    seed: int | None  # env i of the whole run is seeded with `seed + i` if its first reset brings no seed of its own
+    pixels: Pixels | None = None  # observations are images of the envs
+
+
+class EnvFailure(msgspec.Struct, frozen=True):
+    """An env that raised, or whose process died, in the course of an order that was carried out all the same."""
+
+    kind: str  # the name of the exception
+    env_id: int  # in the whole run
+    error: str
+    traceback: str
+    seed: int | None
+    last_action: Unread  # as values_wire has it
+
+
+# -- both --
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """The next bytes of a message that is too large to be sent at once. They are in the arrays, one after the other."""
+
+    number: int
+    attempt: int  # how often the sender has gone back before it sent this chunk
+    frame_bytes: list[int] | None = None  # in the first chunk of a message: the sizes of its frames
+    digest: bytes = b""  # in the last one, over tcp: blake2b of all its bytes
+
+
+class ChunksReceived(msgspec.Struct, frozen=True, tag="chunks_received"):
+    """Chunks before `next_number` came, and that one is to come next."""
+
+    next_number: int
+    lost_attempt: int = -1  # a later chunk of this attempt came: go back to `next_number`
+    is_damaged: bool = False  # the message of that attempt does not have its hash: `next_number` is its first chunk
+    probe: int = 0  # the number of the probe that this answers; 0: of none
+
+
+class ChunkProbe(msgspec.Struct, frozen=True, tag="chunk_probe"):
+    """Which chunk do you expect? It travels behind those that were sent before it: what is missing then is lost."""
+
+    number: int
+
+
+AboutChunks = Chunk | ChunksReceived | ChunkProbe
+
+
+# -- worker -> head --
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """May I take part? The first message of a worker's process."""
+
+    protocol: int
+    worker: int
+    host: str
+    pid: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """My pool is built. Bounds of Box spaces are in the arrays."""
+
+    observation_space: Unread  # as spaces_wire has it
+    action_space: Unread
+    metadata: Unread  # as values_wire has it
+
+
+class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
+    """My pool cannot be built."""
+
+    error: str
+    traceback: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """I am here. `received`: the last order that came."""
+
+    received: int
+    resent_bytes: int = 0  # that I have sent more than once, since I began
+
+
+class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
+    """Answer to Reset and Step: a row for each env, in the arrays."""
+
+    order: int
+    info: Unread  # as values_wire has it
+    failures: list[EnvFailure] = []
+    is_after_loss: bool = False  # the order was for another process, now lost; its episodes are cut short
+
+
+class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
+    """Answer to Collect: the rollout is in the arrays, with what the policy shows of itself on the probed rows."""
+
+    order: int
+    version: int
+    seconds: float  # from the order's start to its end
+    distribution: str | None = None  # its kind, if the policy shows it
+    failures: list[EnvFailure] = []
+
+
+class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
+    """Answer to Call and SetAttr: a value for each env."""
+
+    order: int
+    values: Unread  # as values_wire has it, a list
+
+
+class OrderFailed(msgspec.Struct, frozen=True, tag="order_failed"):
+    """Answer to an order that could not be carried out; the worker is ready for the next one."""
+
+    order: int
+    kind: str  # "policy", "env" or "order"
+    error: str
+    traceback: str
+    failures: list[EnvFailure] = []
+
+
+class OrderCancelled(msgspec.Struct, frozen=True, tag="order_cancelled"):
+    """Answer to an order that the head has cancelled."""
+
+    order: int
+
+
+class PullCode(msgspec.Struct, frozen=True, tag="pull_code"):
+    """Send me the code of the newest policy."""
+
+    held_code_id: int  # 0: none
+
+
+class PullWeights(msgspec.Struct, frozen=True, tag="pull_weights"):
+    """Send me the newest weights."""
+
+    held_version: int  # what I act with now; -1: nothing
+
+
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """I end now."""
+
+    why: str
+    is_failure: bool = True  # False: I was told to; to be started again is no use of a worker's chances
+
+
+FromWorker = (
+    Join
+    | Ready
+    | NotReady
+    | Heartbeat
+    | RowsReady
+    | RolloutReady
+    | ValuesReady
+    | OrderFailed
+    | OrderCancelled
+    | PullCode
+    | PullWeights
+    | Leaving
+    | AboutChunks
+)
+Answer = RowsReady | RolloutReady | ValuesReady | OrderFailed | OrderCancelled
+
+
+# -- head -> worker --
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """You are a member. `epoch` counts the processes this worker has had."""
+
+    epoch: int
+    first_order: int  # the number of the first order you will get
+    plan: PoolPlan
+    sync: SyncRule
+    heartbeat_s: float
+    resend_s: float
+    compression: str | None  # of images: None or "zstd"
+    attributes: dict[str, Any]  # that SetAttr has set before, for your envs
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """You are no member, and need not ask again."""
+
+    why: str
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Reset all envs, or those in `mask`. `seeds` has one for each env."""
+
+    order: int
+    accepted: int  # answers up to this one have been accepted
+    autoreset: str
+    seeds: list[int | None]
+    options: Any
+    mask: list[bool] | None
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """One step of all envs with the actions in the arrays."""
+
+    order: int
+    accepted: int
+    autoreset: str  # a replacement may not have been told yet
+
+
+class Collect(msgspec.Struct, frozen=True, tag="collect"):
+    """Collect a rollout with this policy; the newest version and how far yours is from it are said here as well."""
+
+    order: int
+    accepted: int
+    num_steps: int
+    code_id: int
+    version: int
+    divergence: float | None  # None: not measured
+    measured_version: int  # which version of yours that is about
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Call a method of each env, or get an attribute."""
+
+    order: int
+    accepted: int
+    name: str
+    args: Any
+    kwargs: Any
+    env_ids: list[int] | None = None  # in this worker's pool, the values of the others are nil; None: all
+
+
+class SetAttr(msgspec.Struct, frozen=True, tag="set_attr"):
+    """Set an attribute of each env."""
+
+    order: int
+    accepted: int
+    name: str
+    values: Any  # a list with one for each env
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Do not carry out orders up to this one; answer each with OrderCancelled."""
+
+    through: int
+
+
+class Announce(msgspec.Struct, frozen=True, tag="announce"):
+    """There is a new policy version, and yours is this far from it. See Collect."""
+
+    version: int
+    divergence: float | None
+    measured_version: int
+
+
+class Code(msgspec.Struct, frozen=True, tag="code"):
+    """How to build your copy of the policy; a pickle of the head's is in array `pickled`."""
+
+    code_id: int
+    factory: str | None
+    kwargs: Any
+
+
+class Weights(msgspec.Struct, frozen=True, tag="weights"):
+    """The newest weights, in the arrays."""
+
+    version: int
+    code_id: int
+    digest: bytes  # of the weights, as your policy must hold them
+    bfloat16: list[str]  # arrays that are the upper halves of float32
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Answer to Heartbeat, and sent to find out whether a silent worker is still connected."""
+
+    accepted: int  # answers up to this one have been accepted
+    is_ready: bool  # the head knows that your pool is built
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """The run is over."""
+
+    why: str
+
+
+FromHead = (
+    Welcome
+    | Refused
+    | Reset
+    | Step
+    | Collect
+    | Call
+    | SetAttr
+    | Cancel
+    | Announce
+    | Code
+    | Weights
+    | Alive
+    | Stop
+    | AboutChunks
+)
+Order = Reset | Step | Collect | Call | SetAttr

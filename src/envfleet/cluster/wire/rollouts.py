@@ -1,0 +1,301 @@
+"""Rows and rollouts that workers send: which arrays they consist of, checked against the spaces, joined in env order.
+
+Pure. An observation leaf of a rollout has T + 1 rows: the last is what the envs show after the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envfleet.cluster.wire import stacks
+from envfleet.cluster.wire.codec import BadMessage, require_booleans
+from envfleet.cluster.wire.plain_values import from_plain, join_info_rows
+from envfleet.cluster.wire.row_checks import NONE_SUSPECT, RowChecks, SuspectRows, require_ends
+from envfleet.contract.distributions import from_arrays
+from envfleet.contract.errors import UsageError
+from envfleet.contract.rollout import Rollout
+from envfleet.contract.spaces import Leaf, SpaceTree
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+MOST_EXTRAS = 64
+FIXED = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """One worker's rollout, checked."""
+
+    worker: int
+    version: int
+    lag: int
+    num_steps: int
+    arrays: Arrays
+    distribution: str | None = None  # the kind of that in the arrays "probe."
+    suspects: SuspectRows = NONE_SUSPECT
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One worker's rows of a step or reset, checked."""
+
+    worker: int
+    info: dict[str, Any]
+    arrays: Arrays
+    suspects: SuspectRows = NONE_SUSPECT
+
+
+class RolloutForm:
+    """What rows and rollouts of one worker must look like."""
+
+    def __init__(self, obs: SpaceTree, actions: SpaceTree, num_envs: int, num_probes: int = 0) -> None:
+        """`num_envs` of one worker; `num_probes` rows of its rollouts show more of the policy."""
+        self._num_probes = num_probes
+        self.obs = obs
+        self.actions = actions
+        self.num_envs = num_envs
+        self._checks = RowChecks(obs, actions)
+        self._obs_names = [f"obs.{index}" for index in range(len(obs.leaves))]
+        self._rows: list[tuple[str, tuple[int, ...], Any]] = [
+            (name, (num_envs, *leaf.shape), leaf.dtype) for name, leaf in zip(self._obs_names, obs.leaves, strict=True)
+        ]
+        self._rows += [(name, (num_envs,), np.dtype(dtype)) for name, dtype in FIXED.items()]
+
+    def check_rows(self, worker: int, info: Any, arrays: Arrays) -> Rows:
+        """The rows of a step or reset. Raises BadMessage."""
+        for name, shape, dtype in self._rows:
+            _require(arrays, name, shape, dtype)
+        info = from_plain(info)
+        if not isinstance(info, dict):
+            raise BadMessage(f"info must be a dictionary; got {type(info).__name__}")
+        seen = zip(self._checks.obs, (arrays[name] for name in self._obs_names), strict=True)
+        return Rows(worker, info, arrays, self._checks.suspects(seen, (), arrays))
+
+    def check_rollout(
+        self,
+        worker: int,
+        version: int,
+        lag: int,
+        num_steps: int,
+        arrays: Arrays,
+        distribution: str | None = None,
+        num_steps_before: int | None = None,
+    ) -> Collected:
+        """A rollout of `num_steps`. Raises BadMessage.
+
+        `num_steps_before` have been ordered of the same process before; None: not known.
+        """
+        shape = (num_steps, self.num_envs)
+        for index, leaf in enumerate(self.obs.leaves):
+            full_shape = (num_steps + 1, self.num_envs, *leaf.shape)
+            if f"obs.{index}" in arrays:
+                _require(arrays, f"obs.{index}", full_shape, leaf.dtype)
+            elif stacks.is_stack(leaf.shape, _dtype(leaf)):
+                stacks.parts(f"obs.{index}", arrays, full_shape, _dtype(leaf))
+            else:
+                raise BadMessage(f"array 'obs.{index}' is missing")
+        for index, leaf in enumerate(self.actions.leaves):
+            _require(arrays, f"action.{index}", (*shape, *leaf.shape), leaf.dtype)
+        self._checks.require_actions([arrays[f"action.{index}"] for index in range(len(self.actions.leaves))])
+        for name, dtype in FIXED.items():
+            _require(arrays, name, shape, np.dtype(dtype))
+        if "log_probs" in arrays:
+            _require(arrays, "log_probs", shape, np.dtype(np.float32))
+        extras = [name for name in arrays if name.startswith("extra.")]
+        if len(extras) > MOST_EXTRAS:
+            raise BadMessage(f"{len(extras)} extras; at most {MOST_EXTRAS} are allowed")
+        for name in extras:
+            _require(arrays, name, (*shape, *arrays[name].shape[2:]), arrays[name].dtype)
+        num_finals = self._check_finals(shape, arrays)
+        require_ends(arrays, num_steps_before)
+        if "next_values" in arrays:
+            _require(arrays, "next_values", (self.num_envs,), np.dtype(np.float32))
+            _require(arrays, "final_values", (num_finals,), np.dtype(np.float32))
+        self._check_policy(arrays, min(self._num_probes, num_steps * self.num_envs), distribution)
+        return Collected(worker, version, lag, num_steps, arrays, distribution, self._suspects(arrays))
+
+    def _suspects(self, arrays: Arrays) -> SuspectRows:
+        """Of what each step came to; the first observation was looked at when it came as the last of a rollout."""
+        seen, finals = [], []
+        for name, bounds, frame_bounds in zip(self._obs_names, self._checks.obs, self._checks.frames, strict=True):
+            seen.append((bounds, arrays[name][1:]) if name in arrays else (frame_bounds, arrays[f"{name}/newest"]))
+            final = f"final_{name}"
+            finals.append((bounds, arrays[final]) if final in arrays else (frame_bounds, arrays[f"{final}/newest"]))
+        return self._checks.suspects(seen, finals, arrays)
+
+    def _check_policy(self, arrays: Arrays, num_probes: int, distribution: str | None) -> None:
+        """What a recurrent policy remembers, and what a policy shows of itself on the probed rows."""
+        shown = named(arrays, "probe.")
+        parts = (
+            (named(arrays, "state."), self.num_envs),
+            (named(arrays, "probe_state."), num_probes),
+            (shown, num_probes),
+        )
+        for part, num_rows in parts:
+            if len(part) > MOST_EXTRAS:
+                raise BadMessage(f"{len(part)} arrays of the policy; at most {MOST_EXTRAS} are allowed")
+            for name, array in part.items():
+                if array.shape[:1] != (num_rows,):
+                    raise BadMessage(f"array {name!r} of the policy must have {num_rows} rows; got {array.shape}")
+                require_booleans(name, array)
+        if distribution is not None:
+            try:
+                from_arrays(distribution, shown)
+            except UsageError as error:
+                raise BadMessage(str(error)) from error
+            if any(array.dtype not in (np.float32, np.float64) or array.ndim != 2 for array in shown.values()):
+                raise BadMessage("a distribution consists of float32 or float64, with two dimensions")
+            if "log_std" in shown and shown["log_std"].shape != shown["mean"].shape:
+                raise BadMessage(f"mean {shown['mean'].shape} and log_std {shown['log_std'].shape} must be alike")
+        remembered = {name: (rows.shape[1:], rows.dtype) for name, rows in named(arrays, "state.").items()}
+        probed = {name: (rows.shape[1:], rows.dtype) for name, rows in named(arrays, "probe_state.").items()}
+        if probed and probed != remembered:
+            raise BadMessage(f"the state of probed rows must be like that of all, {remembered}; got {probed}")
+
+    def _check_finals(self, shape: tuple[int, int], arrays: Arrays) -> int:
+        steps = arrays.get("final_steps")
+        num_finals = 0 if steps is None or steps.ndim != 1 else len(steps)
+        for name, most in (("final_steps", shape[0]), ("final_envs", shape[1])):
+            _require(arrays, name, (num_finals,), np.dtype(np.int64))
+            if num_finals and (arrays[name].min() < 0 or arrays[name].max() >= most):
+                raise BadMessage(f"array {name!r} has numbers outside 0 to {most - 1}")
+        _require(arrays, "episode_returns", (num_finals,), np.dtype(np.float64))
+        _require(arrays, "episode_lengths", (num_finals,), np.dtype(np.int64))
+        for index, leaf in enumerate(self.obs.leaves):
+            if f"final_obs.{index}" in arrays:
+                _require(arrays, f"final_obs.{index}", (num_finals, *leaf.shape), leaf.dtype)
+            elif stacks.is_stack(leaf.shape, _dtype(leaf)):
+                stacks.final_parts(f"final_obs.{index}", arrays, (num_finals, *leaf.shape), _dtype(leaf))
+            else:
+                raise BadMessage(f"array 'final_obs.{index}' is missing")
+        return num_finals
+
+    # -- joining --
+
+    def join_rows(self, parts: Sequence[Rows]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Rows of several workers, in the order given, as a VectorEnv's step() returns them."""
+        leaves = [np.concatenate([part.arrays[name] for part in parts]) for name in self._obs_names]
+        obs = leaves[0] if self.obs.is_one_array else self.obs.unflatten(leaves)
+        rewards, terminated, truncated = [np.concatenate([part.arrays[name] for part in parts]) for name in FIXED]
+        info = join_info_rows([part.info for part in parts], [self.num_envs] * len(parts))
+        return obs, rewards, terminated, truncated, info
+
+    def join_rollouts(self, parts: Sequence[Collected]) -> Rollout:
+        """Rollouts of several workers, side by side in the order given."""
+        num_steps = parts[0].num_steps
+        full_obs = [self._joined_obs(index, leaf, parts) for index, leaf in enumerate(self.obs.leaves)]
+        offsets = [position * self.num_envs for position in range(len(parts))]
+        final_steps = _joined(parts, "final_steps")
+        final_envs = np.concatenate(
+            [part.arrays["final_envs"] + offset for part, offset in zip(parts, offsets, strict=True)]
+        )
+        has_values = all("next_values" in part.arrays for part in parts)
+        final_values = None
+        if has_values:
+            final_values = np.zeros((num_steps, self.num_envs * len(parts)), np.float32)
+            final_values[final_steps, final_envs] = _joined(parts, "final_values")
+        return Rollout(
+            obs=self.obs.unflatten([array[:-1] for array in full_obs]),
+            actions=self.actions.unflatten(
+                [_joined(parts, f"action.{index}", axis=1) for index in range(len(self.actions.leaves))]
+            ),
+            log_probs=_joined(parts, "log_probs", axis=1) if all("log_probs" in p.arrays for p in parts) else None,
+            extras={name.removeprefix("extra."): _joined(parts, name, axis=1) for name in self._common_extras(parts)},
+            rewards=_joined(parts, "rewards", axis=1),
+            terminations=_joined(parts, "terminated", axis=1),
+            truncations=_joined(parts, "truncated", axis=1),
+            next_obs=self.obs.unflatten([array[-1] for array in full_obs]),
+            next_values=_joined(parts, "next_values") if has_values else None,
+            final_values=final_values,
+            final_steps=final_steps,
+            final_envs=final_envs,
+            final_obs=self.obs.unflatten(
+                [self._final_obs(index, parts, full_obs[index]) for index in range(len(self.obs.leaves))]
+            ),
+            episode_returns=_joined(parts, "episode_returns"),
+            episode_lengths=_joined(parts, "episode_lengths"),
+            env_ids=np.concatenate([np.arange(self.num_envs) + part.worker * self.num_envs for part in parts]),
+            states=self._joined_states(parts),
+            workers=np.array([part.worker for part in parts]),
+            versions=np.array([part.version for part in parts]),
+            lags=np.array([part.lag for part in parts]),
+        )
+
+    @staticmethod
+    def _joined_states(parts: Sequence[Collected]) -> dict[str, Array] | None:
+        states = [named(part.arrays, "state.") for part in parts]
+        forms = {tuple((name, rows.shape, rows.dtype) for name, rows in state.items()) for state in states}
+        if not states[0] or len(forms) > 1:
+            return None
+        return {name: np.concatenate([state[name] for state in states]) for name in states[0]}
+
+    def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected]) -> Array:
+        """[T + 1, N, ...]"""
+        name = f"obs.{index}"
+        if len(parts) == 1 and name in parts[0].arrays:
+            return parts[0].arrays[name]  # as it came, without a copy: it cannot be written
+        if all(name in part.arrays for part in parts):
+            return _joined(parts, name, axis=1)
+        joined = np.empty((parts[0].num_steps + 1, self.num_envs * len(parts), *leaf.shape), leaf.dtype)
+        for position, part in enumerate(parts):
+            rows = joined[:, position * self.num_envs : (position + 1) * self.num_envs]
+            if name in part.arrays:
+                rows[...] = part.arrays[name]
+            else:
+                stacks.unpack(name, part.arrays, rows)
+        return joined
+
+    def _final_obs(self, index: int, parts: Sequence[Collected], full_obs: Array) -> Array:
+        name = f"final_obs.{index}"
+        finals = []
+        for position, part in enumerate(parts):
+            if name in part.arrays:
+                finals.append(part.arrays[name])
+                continue
+            steps, envs = part.arrays["final_steps"], part.arrays["final_envs"] + position * self.num_envs
+            finals.append(stacks.unpack_finals(name, part.arrays, full_obs[steps, envs]))
+        return finals[0] if len(finals) == 1 else np.concatenate(finals)
+
+    @staticmethod
+    def _common_extras(parts: Sequence[Collected]) -> list[str]:
+        first = parts[0].arrays
+        return [
+            name
+            for name in first
+            if name.startswith("extra.")
+            and all(
+                name in part.arrays
+                and part.arrays[name].shape[2:] == first[name].shape[2:]
+                and part.arrays[name].dtype == first[name].dtype
+                for part in parts
+            )
+        ]
+
+
+def named(arrays: Arrays, prefix: str) -> dict[str, Array]:
+    """The arrays whose names begin so, without that."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _dtype(leaf: Leaf) -> np.dtype[Any]:
+    assert leaf.dtype is not None  # a cluster carries array spaces only
+    return leaf.dtype
+
+
+def _require(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> None:
+    array = arrays.get(name)
+    if array is None:
+        raise BadMessage(f"array {name!r} is missing")
+    if array.shape != shape or array.dtype != dtype:
+        raise BadMessage(f"array {name!r} must be {dtype} {shape}; got {array.dtype} {array.shape}")
+    require_booleans(name, array)
+
+
+def _joined(parts: Sequence[Collected], name: str, axis: int = 0) -> Array:
+    """A new array."""
+    return np.concatenate([part.arrays[name] for part in parts], axis=axis)

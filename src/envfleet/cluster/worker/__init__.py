@@ -1,0 +1,1 @@
+"""A process on some node: one pool, one local policy, one connection to the head."""

@@ -1,0 +1,253 @@
+"""Link: a worker's end of the wire. Receives orders, sends answers until they are accepted, says that it is alive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.cluster.wire.codec import encode
+from envfleet.cluster.wire.messages import (
+    MOST_HOST_CHARS,
+    PROTOCOL_VERSION,
+    Alive,
+    Announce,
+    Cancel,
+    Code,
+    Heartbeat,
+    Join,
+    Leaving,
+    Order,
+    PullCode,
+    PullWeights,
+    Refused,
+    Stop,
+    Weights,
+    Welcome,
+    is_host_name,
+)
+from envfleet.cluster.wire.orders import Numbered, Outbox
+from envfleet.cluster.wire.transfers import num_bytes
+from envfleet.cluster.worker.socket import FIRST_RESEND_S, WorkerSocket
+from envfleet.contract.errors import ClusterError
+from envfleet.contract.exits import WorkerExit
+
+logger = logging.getLogger("envfleet.worker")
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+JOIN_S = 60.0  # for an answer to Join
+PULL_S = 60.0  # for an answer to a pull, or the next chunk of it
+ASK_AGAIN_S = 1.0
+FINISH_S = 10.0  # for the head to accept the last answers of a worker that leaves
+HEAD_SILENT_S = 600.0  # heartbeats that are not answered for so long, though the connection is open: the head is gone
+
+
+class Cancelled(Exception):
+    """Nobody wants the answer to an order any more."""
+
+
+class Leave(Exception):
+    """The worker is to end now; the text says why, the code tells whoever started it."""
+
+    def __init__(self, why: str, code: WorkerExit = WorkerExit.DONE) -> None:
+        """Because of what, and with which exit code."""
+        super().__init__(why)
+        self.code = code
+
+
+class Link:
+    """One connection to the head, for one thread."""
+
+    def __init__(self, address: str, worker: int, keys: str | None, silence_s: float) -> None:
+        """Connect; to be closed."""
+        self.worker = worker
+        self._orders: deque[tuple[Any, Arrays]] = deque()
+        self._outbox = Outbox(received=0)
+        self._welcome: tuple[Welcome, Arrays] | None = None
+        self._code: tuple[Code, Arrays] | None = None
+        self._weights: tuple[Weights, Arrays] | None = None
+        self._next_beat_s = 0.0
+        self._num_unanswered = 0  # heartbeats
+        self._heartbeat_s = 1.0
+        self._resend_s = FIRST_RESEND_S
+        self._ready: Numbered | None = None  # to be said again until the head has heard it
+        self._resent_bytes = 0  # of messages; the transfers count their chunks
+        self._compression: str | None = None
+        self._told_to_leave: Leave | None = None  # by the head
+        self.announced = Announce(version=0, divergence=None, measured_version=-1)  # the newest
+        self.cancelled_through = 0
+        self.leave_because: str | None = None  # set by a signal handler or another thread: at once
+        self.finish_because: str | None = None  # set by a signal handler: when the present order is done
+        host = socket.gethostname()
+        host = host if is_host_name(host) else ascii(host)[:MOST_HOST_CHARS]
+        self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=host, pid=os.getpid()))
+        self._socket = WorkerSocket(address, keys, silence_s, self._take)
+
+    def join(self) -> tuple[Welcome, Arrays]:
+        """Ask to take part."""
+        welcome, arrays = self._ask(self._join, lambda: self._welcome, JOIN_S, "to take this worker in")
+        self._outbox = Outbox(received=welcome.first_order - 1)
+        self._heartbeat_s, self._resend_s = welcome.heartbeat_s, welcome.resend_s
+        self._socket.transfers.outgoing.resend_s = welcome.resend_s
+        self._compression = welcome.compression
+        return welcome, arrays
+
+    def say_ready(self, message: Any, arrays: Arrays) -> None:
+        """The pool is built."""
+        self._ready = Numbered(0, encode(message, arrays), time.monotonic())
+        self._ready.transfer = self._socket.send(self._ready.frames)
+
+    def say(self, message: Any) -> None:
+        """Something that needs no answer."""
+        self._socket.send(encode(message))
+
+    def next_order(self) -> tuple[Order, Arrays]:
+        """Wait for the next order; raises Leave when there will be none."""
+        begun_s: float | None = None
+        while True:
+            if self.finish_because is None:
+                if self._orders:
+                    return self._orders.popleft()
+            else:  # orders that are not begun are for the next process of this worker
+                begun_s = begun_s or time.monotonic()
+                if not self._outbox.unaccepted or time.monotonic() > self._last_progress_s(begun_s) + FINISH_S:
+                    raise Leave(self.finish_because, WorkerExit.OUT_OF_TIME)
+            self._receive(waits=True)
+
+    def look(self) -> None:
+        """Between two steps: say that we are alive, and see whether something came. Costs nothing most times."""
+        if time.monotonic() >= self._next_beat_s:
+            self._receive(waits=False)
+
+    def drain(self) -> None:
+        """See what came."""
+        self._receive(waits=False)
+
+    def answer(self, message: Any, arrays: Arrays | None = None) -> None:
+        """Answer an order; the arrays must not change until the head has accepted it."""
+        frames = encode(message, arrays, self._compression)
+        with self._socket.lock:
+            answer = self._outbox.add(message.order, frames, time.monotonic())
+            answer.transfer = self._socket.send(frames, is_in_order=True)
+
+    def pull_code(self, held_code_id: int, order: int) -> tuple[Code, Arrays]:
+        """The code of the newest policy, for an order; raises Cancelled if the head has cancelled that."""
+        self._code = None
+        pull = encode(PullCode(held_code_id=held_code_id))
+        code: tuple[Code, Arrays] = self._ask(pull, lambda: self._code, PULL_S, "for the policy's code", order)
+        return code
+
+    def pull_weights(self, held_version: int, newest: int, order: int) -> tuple[Weights, Arrays]:
+        """The weights of version `newest`, or newer; raises Cancelled if the head has cancelled the order."""
+        self._weights = None
+
+        def came() -> tuple[Weights, Arrays] | None:
+            # An older one is the answer to a question that was asked twice.
+            return self._weights if self._weights is not None and self._weights[0].version >= newest else None
+
+        pull = encode(PullWeights(held_version=held_version))
+        weights: tuple[Weights, Arrays] = self._ask(pull, came, PULL_S, "for weights", order)
+        return weights
+
+    def close(self, why: str, is_failure: bool) -> None:
+        """Say goodbye."""
+        self._socket.send(encode(Leaving(why=why, is_failure=is_failure)))
+        self._socket.close()
+
+    # -- inside --
+
+    def _ask(
+        self, question: list[Any], answer: Callable[[], Any], timeout_s: float, what: str, order: int | None = None
+    ) -> Any:
+        """Ask until there is an answer, or it is for an order that nobody wants any more.
+
+        While an answer comes in chunks nothing is asked again. The deadline is for the time in which nothing comes.
+        """
+        asked_s, next_s, ask_again_s = time.monotonic(), 0.0, ASK_AGAIN_S
+        while (came := answer()) is None:
+            now_s = time.monotonic()
+            if order is not None and order <= self.cancelled_through:
+                raise Cancelled
+            if order is None and self.finish_because is not None:  # it has not begun anything
+                raise Leave(self.finish_because, WorkerExit.OUT_OF_TIME)
+            if now_s > self._last_progress_s(asked_s) + timeout_s:
+                raise ClusterError(f"the head did not answer within {timeout_s:g} s when asked {what}")
+            is_first = next_s == 0.0  # chunks that came before it was asked are of another answer
+            if is_first or now_s >= max(next_s, self._socket.transfers.incoming.progress_s + ASK_AGAIN_S):
+                self._socket.send(question)
+                next_s, ask_again_s = now_s + ask_again_s, 2 * ask_again_s
+            self._receive(waits=True)
+        return came
+
+    def _last_progress_s(self, begun_s: float) -> float:
+        """When a chunk last came or went out, or when a wait was begun if that was later."""
+        return max(begun_s, self._socket.transfers.progress_s)
+
+    def _receive(self, waits: bool) -> None:
+        """Take all messages there are, having waited a little for the first, and do what is due."""
+        self._socket.receive(waits)
+        if self._told_to_leave is not None:
+            raise self._told_to_leave
+        if self._socket.watchdog.head_is_gone:
+            raise Leave("the head is gone", WorkerExit.HEAD_GONE)
+        if self.leave_because is not None:
+            raise Leave(self.leave_because, WorkerExit.TOLD_TO_LEAVE)
+        self._do_what_is_due(time.monotonic())
+
+    def _take(self, message: Any, arrays: Arrays) -> None:
+        """A message came; maybe in the background."""
+        self._num_unanswered = 0
+        if isinstance(message, Stop):
+            self._told_to_leave = Leave(message.why)
+        elif isinstance(message, Refused):
+            self._told_to_leave = Leave(f"the head refused: {message.why}")
+        elif isinstance(message, Order):
+            self._outbox.accepted(message.accepted)
+            if self._welcome is not None and self._outbox.is_next(message.order):
+                self._orders.append((message, arrays))
+        elif isinstance(message, Alive):
+            self._outbox.accepted(message.accepted)
+            self._ready = None if message.is_ready else self._ready
+        elif isinstance(message, Announce):
+            if message.version >= self.announced.version:
+                self.announced = message
+        else:
+            self._keep(message, arrays)
+
+    def _keep(self, message: Any, arrays: Arrays) -> None:
+        """What somebody here waits for."""
+        if isinstance(message, Weights):
+            self._weights = (message, arrays)
+        elif isinstance(message, Cancel):
+            self.cancelled_through = max(self.cancelled_through, message.through)
+        elif isinstance(message, Code):
+            self._code = (message, arrays)
+        elif isinstance(message, Welcome):
+            self._welcome = self._welcome or (message, arrays)
+
+    def _do_what_is_due(self, now_s: float) -> None:
+        if self._welcome is None or now_s < self._next_beat_s:
+            return
+        if self._num_unanswered * self._heartbeat_s > HEAD_SILENT_S:
+            raise Leave(f"the head has not answered {self._num_unanswered} heartbeats", WorkerExit.HEAD_GONE)
+        self._num_unanswered += 1
+        self._next_beat_s = now_s + min(self._heartbeat_s, self._resend_s)
+        resent_bytes = self._resent_bytes + self._socket.transfers.outgoing.resent_bytes
+        self._socket.send(encode(Heartbeat(received=self._outbox.received, resent_bytes=resent_bytes)))
+        with self._socket.lock:
+            late = self._outbox.overdue(now_s, self._resend_s)
+            if self._ready is not None and self._ready.is_overdue(now_s, self._resend_s):
+                self._ready.sent_s = now_s
+                late.append(self._ready)
+            for answer in late:
+                logger.info("answer %d is sent again", answer.number)
+                self._resent_bytes += num_bytes(answer.frames)
+                answer.transfer = self._socket.send(answer.frames, is_in_order=True)

@@ -1,0 +1,154 @@
+"""WorkerSocket: a worker's DEALER. Large messages travel in chunks, also while the worker computes."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq  # noqa: TID253 - only the cluster's own processes come here
+
+from envfleet.cluster.wire.codec import BadMessage, Decoder
+from envfleet.cluster.wire.messages import PROCESS_NAME_BYTES, AboutChunks, FromHead
+from envfleet.cluster.wire.sockets import has_message, open_dealer, recv_frames, send_frames
+from envfleet.cluster.wire.transfers import Transfer, Transfers, digest_of
+from envfleet.cluster.worker.watchdog import Watchdog
+from envfleet.contract.errors import ClusterError
+
+logger = logging.getLogger("envfleet.worker")
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+FIRST_RESEND_S = 5.0  # until the head has said how long
+BACKGROUND_S = 0.02
+CLOSE_S = 5.0
+
+
+class WorkerSocket:
+    """One connection to the head. A thread in the background goes on with what is sent while nobody else does."""
+
+    def __init__(self, address: str, keys: str | None, silence_s: float, take: Callable[[Any, Arrays], None]) -> None:
+        """Connect. `take(message, arrays)` is called with `lock` held, in any thread."""
+        self._take = take
+        self._process = secrets.token_bytes(PROCESS_NAME_BYTES)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = open_dealer(self._context, address, keys, silence_s)
+        is_ipc = address.startswith("ipc://")
+        self.watchdog = Watchdog(self._dealer, Path(address.removeprefix("ipc://")) if is_ipc else None)
+        self._dealer.connect(address)
+        self._fd = int(self._dealer.getsockopt(zmq.FD))
+        self._decoder: Decoder[Any] = Decoder(FromHead)
+        self.lock = threading.RLock()  # guards the socket, and all that `take` changes
+        self.transfers = Transfers(FIRST_RESEND_S, None if is_ipc else digest_of)
+        self._num_connected = 0
+        self._failure: Exception | None = None  # in the background
+        self._received_s = 0.0  # when the worker's own thread was last here
+        self._is_sending = threading.Event()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._send_in_background, name="envfleet-sending", daemon=True)
+        self._thread.start()
+
+    def send(self, frames: list[Any], is_in_order: bool = False) -> Transfer | None:
+        """Send a message. Returned: its transfer, if it is large or must not overtake one that is."""
+        with self.lock:
+            transfer = self.transfers.add(frames, time.monotonic(), is_in_order)
+            if transfer is None:
+                self._send_now(frames)
+            else:
+                self._send_chunks()
+            return transfer
+
+    def receive(self, waits: bool) -> None:
+        """Take all messages there are, having waited a little for the first."""
+        with self.lock:
+            self._received_s = time.monotonic()
+            if self._failure is not None:
+                raise self._failure
+            self._receive_all(waits)
+            self._received_s = time.monotonic()
+
+    def close(self) -> None:
+        """What was sent has half a second to go out."""
+        self._is_over.set()
+        self._is_sending.set()
+        self._thread.join(CLOSE_S)
+        with self.lock:
+            self._dealer.setsockopt(zmq.LINGER, 500)
+            self.watchdog.close()
+            self._dealer.close()
+            self._context.term()
+        self.watchdog.remove_head_folder()
+
+    def _receive_all(self, waits: bool) -> None:
+        try:
+            while waits or has_message(self._dealer):
+                frames = recv_frames(self._dealer, waits)
+                waits = False
+                self._receive([frame.buffer for frame in frames])
+        except zmq.Again:
+            pass
+        self._send_chunks()
+
+    def _receive(self, frames: list[Any]) -> None:
+        try:
+            message, arrays = self._decoder.decode(frames)
+        except BadMessage as error:
+            logger.warning("a message of the head was dropped: %s", error)
+            return
+        if not isinstance(message, AboutChunks):
+            return self._take(message, arrays)
+        try:
+            whole = self.transfers.take(message, arrays, time.monotonic())
+        except BadMessage as error:
+            raise ClusterError(f"what the head sends in chunks cannot be put together: {error}") from error
+        self._send_chunks()
+        if whole is not None:
+            self._receive(whole)
+
+    def _send_chunks(self) -> None:
+        """Also answers to those that came."""
+        now_s = time.monotonic()
+        if self._num_connected != self.watchdog.num_connected:
+            self._num_connected = self.watchdog.num_connected
+            self.transfers.outgoing.connected(now_s)
+        for frames in self.transfers.to_send(now_s):
+            if not self._send_now(frames):
+                break
+        if self.transfers.outgoing.queue:
+            self._is_sending.set()
+
+    def _send_now(self, frames: list[Any]) -> bool:
+        try:
+            send_frames(self._dealer, [self._process, *frames])
+        except zmq.Again:
+            logger.debug("the connection is full or closed: what was to be sent will be sent again")
+            return False
+        return True
+
+    def _send_in_background(self) -> None:
+        """A rollout is sent while the next one is collected: somebody must hear that there is room for chunks."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while not self._is_over.is_set():
+            if not self._is_sending.wait(1.0):
+                continue
+            poll.poll(BACKGROUND_S * 1000)
+            if time.monotonic() - self._received_s < BACKGROUND_S:
+                self._is_over.wait(BACKGROUND_S)  # the worker's own thread is at it, and waits for what comes
+                continue
+            with self.lock:
+                if self._is_over.is_set():
+                    return
+                try:
+                    self._receive_all(waits=False)
+                except Exception as error:  # for whoever receives next
+                    self._failure = self._failure or error
+                    return
+                if not self.transfers.outgoing.queue:
+                    self._is_sending.clear()

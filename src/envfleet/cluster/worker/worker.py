@@ -1,0 +1,298 @@
+"""The worker: one pool, one local copy of the policy, one connection to the head. `python -m envfleet.cluster.worker`
+
+Carries out the head's orders one after the other, and answers each. What fails in the user's code is an answer, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from envfleet.cluster.sync import SyncRule
+from envfleet.cluster.wire.messages import (
+    Call,
+    Collect,
+    NotReady,
+    OrderCancelled,
+    OrderFailed,
+    Ready,
+    Reset,
+    RolloutReady,
+    SetAttr,
+    Step,
+    ValuesReady,
+    Weights,
+    Welcome,
+)
+from envfleet.cluster.wire.plain_values import from_plain, to_plain
+from envfleet.cluster.wire.sockets import KEYS_VARIABLE
+from envfleet.cluster.wire.spaces import describe_space
+from envfleet.cluster.wire.weights import digest, unpacked
+from envfleet.cluster.worker.keys import take_keys
+from envfleet.cluster.worker.link import Cancelled, Leave, Link
+from envfleet.cluster.worker.policy_state import PolicyError
+from envfleet.cluster.worker.watchdog import leave_with_stdin
+from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
+from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
+from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.policies.adapting import build_policy
+from envfleet.policies.seeding import seed_policy
+from envfleet.policies.torch_module import prepare_worker
+from envfleet.pool.process.cpus import usable_cpus
+from envfleet.pool.process.tolerant_output import tolerate_full_disk
+
+logger = logging.getLogger("envfleet.worker")
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+FAILED = 1  # the exit code of all that WorkerExit does not name
+
+
+class Worker:
+    """Carries out orders."""
+
+    def __init__(self, link: Link, welcome: Welcome, arrays: Arrays) -> None:
+        """Build the pool that the head wants."""
+        self._link = link
+        self._sync: SyncRule = welcome.sync
+        self._pool = WorkerPool(welcome, arrays)
+        self._held = _HeldPolicy()
+        self._first_env_id = welcome.plan.first_env_id
+        seed = welcome.plan.seed
+        self._seeds = np.random.SeedSequence(None if seed is None else (seed, self._first_env_id, welcome.epoch, 1))
+        self._seeded: Policy | None = None
+        self._ready = self._introduction()
+
+    def run(self) -> NoReturn:
+        """Until the head says stop, or is gone."""
+        self._link.say_ready(*self._ready)
+        while True:
+            order, arrays = self._link.next_order()
+            try:
+                self._carry_out(order, arrays)
+            except (Leave, KeyboardInterrupt):
+                raise
+            except Cancelled:
+                self._link.answer(OrderCancelled(order=order.order))
+            except PolicyError as error:
+                self._fail(order.order, "policy", error)
+            except PoolTimeout as error:
+                line = f"PoolTimeout: {self._pool.give_up(error)}"
+                logger.warning("order %d failed: %s", order.order, line)
+                self._link.answer(OrderFailed(order=order.order, kind="env", error=sendable(line), traceback=""))
+            except Exception as error:
+                self._fail(order.order, "env" if isinstance(error, EnvFailed) else "order", error)
+
+    def close(self) -> None:
+        """Close the pool."""
+        self._pool.close()
+
+    def _introduction(self) -> tuple[Ready, Arrays]:
+        """What the head must know; raises UsageError for spaces that cannot cross the wire."""
+        pool = self._pool.envs
+        obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
+        actions, action_arrays = describe_space(pool.single_action_space, "action_space")
+        metadata = {key: value for key, value in pool.metadata.items() if key != "autoreset_mode"}
+        ready = Ready(observation_space=obs, action_space=actions, metadata=plain_parts(metadata, "metadata"))
+        return ready, {**obs_arrays, **action_arrays}
+
+    def _carry_out(self, order: Any, arrays: Arrays) -> None:
+        link = self._link
+        if order.order <= link.cancelled_through:
+            raise Cancelled
+        if isinstance(order, Step):
+            link.answer(*self._pool.step(order, arrays))
+        elif isinstance(order, Collect):
+            link.answer(*self._collect(order))
+        elif isinstance(order, Reset):
+            if order.seeds[0] is not None:
+                self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
+                self._seeded = None
+            link.answer(*self._pool.reset(order))
+        elif isinstance(order, Call):
+            self._pool.require_open()
+            envs, args, kwargs = self._pool.envs, from_plain(order.args), from_plain(order.kwargs)
+            env_ids = range(envs.num_envs) if order.env_ids is None else order.env_ids
+            values = dict(zip(env_ids, envs.call_some(list(env_ids), order.name, *args, **kwargs), strict=True))
+            plain = to_plain([values.get(env_id) for env_id in range(envs.num_envs)], f"the result of {order.name!r}")
+            link.answer(ValuesReady(order=order.order, values=plain))
+        elif isinstance(order, SetAttr):
+            self._pool.set_attr(order.name, from_plain(order.values))
+            link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+
+    def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
+        policy = self._policy_for(order)
+        if policy is not self._seeded:
+            # Never the numbers of another worker, of the envs, or of a policy before this one.
+            seed_policy(policy, int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0]))
+            self._seeded = policy
+        started_s = time.monotonic()
+        failures: list[Exception] = []
+        try:
+            arrays, distribution = self._pool.collector(failures).collect(
+                policy, order.num_steps, failures, lambda: self._between_steps(order), self._sync.num_probes
+            )
+        except StepOnEndedEpisode:
+            self._pool.drop_collector()
+            raise
+        ready = RolloutReady(
+            order=order.order,
+            version=self._held.version,
+            distribution=distribution,
+            seconds=time.monotonic() - started_s,
+            failures=[self._pool.failure(each) for each in failures],
+        )
+        return ready, arrays
+
+    def _between_steps(self, order: Collect) -> None:
+        self._link.look()
+        if order.order <= self._link.cancelled_through:
+            raise Cancelled
+
+    def _policy_for(self, order: Collect) -> Policy:
+        """The local copy, brought up to date if the rule says so."""
+        link, held = self._link, self._held
+        link.drain()
+        newest = order if order.version > link.announced.version else link.announced
+        # What was measured before the last pull was about another policy than the one held: it is nearer now.
+        divergence = newest.divergence if newest.measured_version in (-1, held.version) else 0.0
+        if held.policy is None or held.code_id < order.code_id:
+            held.build(*link.pull_code(held.code_id, order.order))
+        # It has none yet if it was just built, or if the order for which it was built has been cancelled.
+        if not held.has_weights or self._sync.should_pull(newest.version - held.version, divergence):
+            weights, arrays = link.pull_weights(held.version, newest.version, order.order)
+            while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
+                held.build(*link.pull_code(held.code_id, order.order))
+                weights, arrays = link.pull_weights(held.version, newest.version, order.order)
+            held.load(weights, arrays)
+        assert held.policy is not None
+        return held.policy
+
+    def _fail(self, order: int, kind: str, error: BaseException) -> None:
+        logger.warning("order %d failed", order, exc_info=error)
+        text = sendable("".join(traceback.format_exception(error)))
+        line = sendable(str(error) if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}")
+        failures = [self._pool.failure(error)] if isinstance(error, EnvFailed) else []
+        self._link.answer(OrderFailed(order=order, kind=kind, error=line, traceback=text, failures=failures))
+
+
+class _HeldPolicy:
+    """The worker's copy of the policy, and which one it is."""
+
+    def __init__(self) -> None:
+        self.policy: Policy | None = None
+        self.code_id = 0
+        self.version = -1
+
+    @property
+    def has_weights(self) -> bool:
+        return self.version >= 0
+
+    def build(self, message: Any, arrays: Arrays) -> None:
+        self.policy, self.version = None, -1
+        pickled = arrays.get("pickled")
+        code = PolicyCode(
+            pickled=None if pickled is None else pickled.tobytes(),
+            factory=message.factory,
+            kwargs=from_plain(message.kwargs),
+        )
+        try:
+            policy = build_policy(code)
+        except Exception as error:
+            raise PolicyError(f"the policy cannot be built here: {type(error).__name__}: {error}") from error
+        prepare_worker(usable_cpus())
+        self.policy, self.code_id = policy, message.code_id
+
+    def load(self, message: Weights, arrays: Arrays) -> None:
+        assert self.policy is not None
+        policy, self.policy = self.policy, None  # until all is well: half of the new weights may be in it
+        if arrays:  # a policy by its import path may bring its own
+            weights = unpacked(message, arrays)
+            try:
+                policy.set_weights(weights)
+                held = policy.get_weights()
+            except Exception as error:
+                raise PolicyError(f"the policy refused its weights: {type(error).__name__}: {error}") from error
+            if digest(held) != message.digest:
+                raise PolicyError(
+                    f"the policy does not hold the weights that it was given: {_differing(held, weights)}"
+                )
+        self.policy, self.version = policy, message.version
+
+
+def _differing(held: Arrays, given: Arrays) -> str:
+    if digest(given) == digest(held):
+        return "they were changed on the way from the head"
+    wrong = [name for name in {**given, **held} if digest(_only(held, name)) != digest(_only(given, name))]
+    return f"get_weights() after set_weights() differs in {', '.join(wrong[:10])}"
+
+
+def _only(weights: Arrays, name: str) -> Arrays:
+    return {name: weights[name]} if name in weights else {}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one worker until its head is done with it."""
+    parser = argparse.ArgumentParser(prog="python -m envfleet.cluster.worker", description=main.__doc__)
+    parser.add_argument("--head", required=True, help="address of the head")
+    parser.add_argument("--silence-s", type=float, default=30.0, help="close a connection that is silent for so long")
+    parser.add_argument("--worker", type=int, required=True, help="which worker of the run this is, from 0")
+    parser.add_argument("--keys-file", type=Path, help=f"file with the run's keys, mode 0600; else {KEYS_VARIABLE}")
+    parser.add_argument("--ends-with-stdin", action="store_true", help="leave when the standard input is closed")
+    arguments = parser.parse_args(argv)
+    tolerate_full_disk()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    _keep_to_cpus()
+    link = Link(arguments.head, arguments.worker, take_keys(arguments.keys_file), arguments.silence_s)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(link, "leave_because", "SIGTERM"))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(link, "finish_because", "its time limit is near (SIGUSR1)"))
+    if arguments.ends_with_stdin:
+        leave_with_stdin(lambda why: setattr(link, "leave_because", why))
+    why, code = "an error of its own", FAILED
+    try:
+        why = _serve(link)
+    except Leave as leave:
+        why, code = str(leave), leave.code
+    finally:
+        logger.info("leaving: %s", why)
+        link.close(why, is_failure=code == FAILED)
+    return code
+
+
+def _serve(link: Link) -> str:
+    """Until Leave is raised; returns only if there is nothing to be done with: the text says why."""
+    welcome, arrays = link.join()
+    logger.info("joined: process %d of worker %d", welcome.epoch, link.worker)
+    try:
+        worker = Worker(link, welcome, arrays)
+    except (Leave, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        logger.exception("the pool cannot be built")
+        line = sendable(f"{type(error).__name__}: {error}")
+        link.say(NotReady(error=line, traceback=sendable("".join(traceback.format_exception(error)))))
+        return line
+    try:
+        worker.run()
+    finally:
+        worker.close()
+
+
+def _keep_to_cpus() -> None:
+    """The launcher says which CPUs are this worker's: pool and policy count those."""
+    cpus = os.environ.get("ENVFLEET_CPUS")
+    if cpus:
+        try:
+            os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+        except (OSError, ValueError) as error:
+            logger.warning("this worker cannot keep to CPUs %s: %s", cpus, error)

@@ -1,0 +1,362 @@
+"""WorkerPool: a worker's pool as the head sees it: reset, step and rollouts in any mode, also after a loss."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+import msgspec
+import numpy as np
+
+from envfleet.cluster.wire.messages import EnvFailure, PoolPlan, Reset, RowsReady, Step, Welcome
+from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
+from envfleet.cluster.wire.rollouts import FIXED
+from envfleet.cluster.worker.collector import Collector
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvSpec
+from envfleet.pool.infos import object_column
+from envfleet.pool.make import make
+from envfleet.pool.native.plugins import load_native
+from envfleet.pool.pool import EnvPool
+from envfleet.pool.registrations import register_all
+
+logger = logging.getLogger("envfleet.worker")
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+LOST = "the worker that ran it was lost"
+HUNG = "the pool of its worker hung"
+
+
+class Episodes(enum.Enum):
+    """How it is with the episodes of this worker's envs."""
+
+    NONE = enum.auto()  # never reset since the pool was built
+    CUT_SHORT = enum.auto()  # the head was told that they ended with an earlier process or pool; to be reset next
+    FRESH = enum.auto()  # reset by the head, and not stepped since
+    RUNNING = enum.auto()
+
+
+class WorkerPool:
+    """Builds the pool, and switches its autoreset mode: with the same envs if the pool can, else with new ones."""
+
+    def __init__(self, welcome: Welcome, arrays: Arrays) -> None:
+        """An env that cannot be built raises here."""
+        self._plan = welcome.plan
+        self._env, self._env_kwargs = _env_of(welcome.plan, arrays)
+        self._epoch = welcome.epoch
+        self._num_beginnings = 0
+        # What set_attr() has set: a new pool gets it, too, also that of a replacement.
+        self._attributes: dict[str, list[Any]] = {name: from_plain(each) for name, each in welcome.attributes.items()}
+        self._autoreset = Autoreset(welcome.plan.autoreset)
+        self._reset_arguments: dict[str, Any] = {}
+        self._last_obs: Any = None
+        self._seed: int | None = None  # for the first reset that brings none
+        self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
+        self._num_hung = 0  # pools that were given up since an episode was finished
+        self._collector: Collector | None = None
+        self._episodes = Episodes.NONE
+        self._build()
+
+    def close(self) -> None:
+        """Close the envs."""
+        self.envs.close()
+
+    def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
+        """A row for each env."""
+        self.require_open(Autoreset(order.autoreset))
+        options = from_plain(order.options)
+        is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
+        # The head resets all envs first: some of them only, in a new pool, means that another process has been lost.
+        is_after_loss = order.mask is not None and not all(order.mask) and self._episodes is Episodes.NONE
+        hung, self._hung = self._hung, None
+        if is_partial and not any(order.mask or ()):
+            return self._rows(order.order, self._last_obs, _zeros(self.envs.num_envs), {}, [])
+        if is_partial:
+            options = {**(options or {}), "reset_mask": np.array(order.mask)}
+        failures: list[Exception] = []
+        seeds = order.seeds
+        if self._episodes is Episodes.NONE and not any(seed is not None for seed in seeds):
+            # So that a rollout, which may need another pool, can begin with the very same episodes.
+            # Consecutive numbers, since some vector envs take one number only.
+            first, self._seed = self._seed, None
+            if first is None:
+                first = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
+            seeds = [first + i for i in range(len(seeds))]
+        arguments = {"seed": seeds, "options": options}
+        result = _received(lambda: self.envs.reset(**arguments), self.envs, failures)
+        obs, info = result[0], result[-1]
+        fixed = _zeros(self.envs.num_envs) if len(result) == 2 else dict(zip(FIXED, result[1:4], strict=True))
+        # An env whose reset has failed has no episode with which a rollout could begin.
+        self._episodes = Episodes.RUNNING if is_partial or failures else Episodes.FRESH
+        self._reset_arguments, self._collector = arguments, None
+        if is_after_loss:
+            lost = ~np.array(order.mask)
+            reason = LOST if hung is None else HUNG
+            errors = object_column(dict.fromkeys(np.flatnonzero(lost).tolist(), reason), len(lost))
+            info = {**info, "env_error": errors, "_env_error": lost}
+            failures += self._told_of(hung)
+        ready, arrays = self._rows(order.order, obs, fixed, info, failures)
+        return msgspec.structs.replace(ready, is_after_loss=is_after_loss and hung is None), arrays
+
+    def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
+        """A row for each env. Those of a pool that hangs are truncated, and another one takes its place."""
+        self.require_open(Autoreset(order.autoreset))
+        if self._episodes is Episodes.NONE:
+            return self._rows_after_loss(order.order)
+        failures: list[Exception] = []
+        if self._episodes is Episodes.CUT_SHORT:
+            return self._rows_after_cut(order.order, failures)
+        self._episodes, self._collector = Episodes.RUNNING, None
+        actions = self._actions.unflatten([arrays[f"action.{index}"] for index in range(len(self._actions.leaves))])
+        try:
+            result = _received(lambda: self.envs.step(actions), self.envs, failures)
+        except PoolTimeout as error:
+            logger.warning("%s", self.give_up(error))
+            self.require_open()
+            return self._rows_after_loss(order.order, failures)
+        obs, rewards, terminated, truncated, info = result
+        if (terminated | truncated).any():
+            self._num_hung = 0
+        fixed = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+        return self._rows(order.order, obs, fixed, info, failures)
+
+    def collector(self, failures: list[Exception]) -> Collector:
+        """Ready for a rollout. Envs that were reset and not stepped since begin where they are.
+
+        An env whose reset fails is told of in `failures`.
+        """
+        was_fresh = self._episodes is Episodes.FRESH
+        if self.envs.closed or self._autoreset is not Autoreset.SAME_STEP:
+            has_same_envs = self._switch_to(Autoreset.SAME_STEP)
+            if was_fresh and has_same_envs:
+                obs = self._last_obs
+            elif was_fresh:
+                obs = _received(lambda: self.envs.reset(**self._reset_arguments), self.envs, failures)[0]
+            else:
+                obs = _received(self._first_reset, self.envs, failures)[0]
+            self._collector = Collector(self.envs, obs)
+        elif self._collector is None:
+            obs = self._last_obs if was_fresh else _received(self._first_reset, self.envs, failures)[0]
+            self._collector = Collector(self.envs, obs)
+        self._episodes, self._hung = Episodes.RUNNING, None
+        return self._collector
+
+    def drop_collector(self) -> None:
+        """The next rollout resets all envs."""
+        self._collector = None
+
+    def require_open(self, autoreset: Autoreset | None = None) -> None:
+        """Build another pool if the last one was given up, or is for another autoreset mode."""
+        if self.envs.closed or autoreset not in (None, self._autoreset):
+            self._switch_to(autoreset or self._autoreset)
+
+    def give_up(self, error: PoolTimeout) -> str:
+        """Close a pool that hangs; the next order has another one built. Returns what happened."""
+        text = f"{HUNG}, and another one is built (envs are counted within the worker here): {error.report}"
+        env_id = error.env_ids[0] if error.env_ids else 0
+        self._hung = EnvFailed(text, env_id=env_id)
+        self._num_hung += 1
+        self.envs.close()
+        return text
+
+    def set_attr(self, name: str, values: list[Any]) -> None:
+        """Of each env, also if the pool is built anew."""
+        self.require_open()
+        self.envs.set_attr(name, values)
+        self._attributes[name] = values
+
+    def failure(self, error: Exception) -> EnvFailure:
+        """What the head is told of an env that failed."""
+        return EnvFailure(
+            kind=type(error).__name__,
+            env_id=self._plan.first_env_id + getattr(error, "env_id", 0),
+            error=sendable(str(error.args[0]) if error.args else str(error)),
+            traceback=sendable(getattr(error, "child_traceback", "")),
+            seed=getattr(error, "seed", None),
+            last_action=_plain_action(getattr(error, "last_action", None)),
+        )
+
+    # -- inside --
+
+    def _build(self) -> None:
+        plan = self._plan
+        self.envs: EnvPool = make(
+            self._env,
+            plan.num_envs,
+            backend=plan.backend,  # type: ignore[arg-type]  # make() checks it
+            autoreset_mode=self._autoreset,
+            env_kwargs=self._env_kwargs,
+            max_episode_steps=plan.max_episode_steps,
+            num_workers=plan.num_workers,
+            on_env_error="raise" if plan.max_env_restarts is None else "restart",
+            max_env_restarts=plan.max_env_restarts or 0,
+            render_mode=plan.render_mode,
+            pixels=plan.pixels,
+            timeout_s=plan.timeout_s,
+            start_timeout_s=plan.start_timeout_s,
+        )
+        self._obs = SpaceTree(self.envs.single_observation_space)
+        self._actions = SpaceTree(self.envs.single_action_space)
+        self._begin_anew()
+        try:
+            for name, values in self._attributes.items():
+                self.envs.set_attr(name, values)
+        except BaseException:
+            self.envs.close()
+            raise
+
+    def _begin_anew(self) -> None:
+        """No env has been reset yet, or each is to be reset next."""
+        self._episodes, self._collector = Episodes.NONE, None
+        self._seed = _first_seed(self._plan, self._epoch, self._num_beginnings)
+        self._num_beginnings += 1
+
+    def _first_reset(self) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, with the seed that is meant for the first reset without seeds of its own."""
+        seed, self._seed = self._seed, None
+        return self.envs.reset(seed=seed)
+
+    def _switch_to(self, autoreset: Autoreset) -> bool:
+        """Use another autoreset mode, from the next reset on. False: with a new pool, since the old one could not."""
+        if self._episodes is Episodes.RUNNING and not self.envs.closed:
+            logger.info("the pool goes on in autoreset mode %s: running episodes end here", autoreset.name)
+        self._autoreset = autoreset
+        with contextlib.suppress(EnvFailed, PoolTimeout):
+            if not self.envs.closed and self.envs.switch_autoreset(autoreset):
+                self._begin_anew()
+                return True
+        self.envs.close()
+        self._build()
+        return False
+
+    def _told_of(self, hung: EnvFailed | None) -> list[Exception]:
+        """What the head hears of a pool that hung; with restarts on, only if there were too many."""
+        is_told = self._plan.max_env_restarts is None or self._num_hung > self._plan.max_env_restarts
+        return [hung] if hung is not None and is_told else []
+
+    def _rows_after_cut(self, order: int, failures: list[Exception]) -> tuple[RowsReady, Arrays]:
+        """The head was told that the episodes have ended."""
+        nothing = _zeros(self.envs.num_envs)
+        if self._autoreset is Autoreset.DISABLED:
+            failures.append(
+                StepOnEndedEpisode(
+                    f"the episodes of this worker's {self.envs.num_envs} envs were cut short: call recv() for the rows "
+                    "of the others, then reset these envs before their next step()"
+                )
+            )
+            return self._rows(order, self._last_obs, nothing, {}, failures)
+        result = _received(self._first_reset, self.envs, failures)
+        self._episodes = Episodes.RUNNING
+        return self._rows(order, result[0], nothing, result[-1], failures)
+
+    def _rows_after_loss(self, order: int, failures: Iterable[Exception] = ()) -> tuple[RowsReady, Arrays]:
+        """The order was for a process or pool that is lost, and its episodes with it: they are cut short here."""
+        num_envs = self.envs.num_envs
+        hung, self._hung = self._hung, None
+        failures = [*failures, *self._told_of(hung)]
+        everybody = np.ones(num_envs, np.bool_)
+        error = {"env_error": np.full(num_envs, HUNG if hung else LOST, dtype=object), "_env_error": everybody}
+        leaves = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._obs.leaves]
+        if hung and self._last_obs is not None:
+            leaves = self._obs.flatten(self._last_obs)
+        if self._autoreset is Autoreset.SAME_STEP:
+            final_obs = np.empty(num_envs, dtype=object)
+            for row in range(num_envs):
+                final_obs[row] = self._obs.unflatten([leaf[row] for leaf in leaves])
+            result = _received(self._first_reset, self.envs, failures)
+            obs, info = result[0], result[-1]
+            finals = {"final_obs": final_obs, "_final_obs": everybody, "final_info": error, "_final_info": everybody}
+            info = {**info, **error, **finals}
+            self._episodes = Episodes.RUNNING
+        else:
+            obs, info = self._obs.unflatten(leaves), error
+            self._episodes = Episodes.CUT_SHORT
+        ready, arrays = self._rows(order, obs, {**_zeros(num_envs), "truncated": everybody}, info, failures)
+        return msgspec.structs.replace(ready, is_after_loss=hung is None), arrays
+
+    def _rows(
+        self, order: int, obs: Any, fixed: Arrays, info: dict[str, Any], failures: list[Exception]
+    ) -> tuple[RowsReady, Arrays]:
+        self._last_obs = obs
+        arrays = {f"obs.{index}": leaf for index, leaf in enumerate(self._obs.flatten(obs))}
+        told = [self.failure(each) for each in failures]
+        return RowsReady(order=order, info=plain_parts(info, "info"), failures=told), {**arrays, **fixed}
+
+
+def plain_parts(values: Mapping[str, Any], name: str) -> Any:
+    """What of a dictionary can cross the wire; what cannot is left out, and the log says so once."""
+    try:
+        return to_plain(dict(values), name)
+    except NotPlain:
+        kept = {}
+        for key, value in values.items():
+            try:
+                to_plain(value, f"{name}[{key!r}]")
+                kept[key] = value
+            except NotPlain as error:
+                if str(error) not in _told:
+                    _told.add(str(error))
+                    logger.warning("left out, since the head takes plain values only: %s", error)
+        return to_plain(kept, name)
+
+
+_told: set[str] = set()
+
+
+def sendable(text: str) -> str:
+    """Text of the user's code, which may hold half characters, as the wire can carry it."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _plain_action(action: Any) -> Any:
+    try:
+        return to_plain(action)
+    except NotPlain:
+        return to_plain(sendable(text_of(action)))
+
+
+def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception]) -> Any:
+    """The result of a reset or step. Envs that failed have rows all the same; who asked hears of them."""
+    try:
+        return call()
+    except (EnvFailed, StepOnEndedEpisode) as error:
+        failures.append(error)
+    while True:
+        try:
+            return envs.recv()
+        except (EnvFailed, StepOnEndedEpisode) as error:
+            failures.append(error)
+
+
+def _zeros(num_envs: int) -> dict[str, Array]:
+    return {name: np.zeros(num_envs, dtype) for name, dtype in FIXED.items()}
+
+
+def _env_of(plan: PoolPlan, arrays: Arrays) -> tuple[Any, Any]:
+    """The env, and the arguments of each."""
+    if "env" in arrays:
+        pickled = arrays["env"].tobytes()  # of the head, over an authenticated connection
+        env, kwargs, registrations = cloudpickle.loads(pickled)
+        register_all(registrations.specs())
+        return env, kwargs
+    if plan.native_file is not None:
+        load_native(plan.native_file)
+    spec = EnvSpec(id=plan.env_id, factory=plan.env_factory)
+    return spec, None if plan.env_kwargs is None else [from_plain(each) for each in plan.env_kwargs]
+
+
+def _first_seed(plan: PoolPlan, epoch: int, num_beginnings: int) -> int | None:
+    """Later beginnings have seeds of their own, the same ones in each run: those of the first episodes are used up."""
+    if plan.seed is None:
+        return None
+    seed = plan.seed + plan.first_env_id
+    if epoch == 1 and num_beginnings == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, epoch, num_beginnings)).generate_state(1)[0])

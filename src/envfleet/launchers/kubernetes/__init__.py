@@ -1,0 +1,1 @@
+"""Start workers as the pods of a Kubernetes cluster."""

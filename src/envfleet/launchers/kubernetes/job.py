@@ -1,0 +1,347 @@
+"""KubernetesJob: the pods of one run, made by an Indexed Job and, if that gives a worker up, by Jobs of one worker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from envfleet.contract.errors import ClusterError, EnvFleetError
+from envfleet.launchers.kubernetes.api import Forbidden, KubernetesApi, Unreachable
+from envfleet.launchers.kubernetes.lease import renewed_deadline
+from envfleet.launchers.kubernetes.manifest import (
+    CONTAINER,
+    LEAVE_S,
+    RUN_LABEL,
+    WORKER_LABEL,
+    Manifest,
+    fleet_manifest,
+    owner_reference,
+    secret_manifest,
+    size_of,
+    worker_manifest,
+)
+from envfleet.launchers.kubernetes.objects import (
+    end_words,
+    is_failure,
+    is_leaving,
+    job_end,
+    last_words,
+    name_of,
+    uid_of,
+)
+from envfleet.launchers.kubernetes.status import Kind, Picture, Situation, is_amiss, is_overdue, verdict
+from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
+
+if TYPE_CHECKING:
+    from envfleet.launchers.kubernetes.settings import Kubernetes
+
+logger = logging.getLogger("envfleet.launchers")
+
+LOOK_EVERY_S = 2.0
+LOOK_SOON_S = 0.5  # after something was asked for
+LOOK_AGAIN_S = 5.0  # after the API server did not answer
+WARNINGS_EVERY_S = 5.0
+MOST_QUESTIONS = 4  # about single pods in one look: the keeper must not be kept by a fleet that dies at once
+WORKERS_PER_LOOK = 200  # a list of more pods than these is asked for less often
+LOG_BYTES = 4000
+
+
+class KubernetesJob:
+    """A Job (see launcher.py) of pods. In a fork of its owner nothing is done to them."""
+
+    def __init__(self, settings: Kubernetes, job: WorkerJob) -> None:
+        """Create all, or nothing."""
+        self._settings = settings
+        self._job = job
+        self._owner_pid = os.getpid()
+        self._run = f"envfleet-{secrets.token_hex(4)}"
+        self._selector = f"{RUN_LABEL}={self._run}"
+        self._api = KubernetesApi(settings.namespace, settings.context)
+        self._is_cancelled = False
+        self._num_workers = job.num_workers
+        self._created: list[str] = []  # names of Jobs, each with a Secret of the same name
+        self._created_s: dict[str, float] = {}  # when, for Jobs that are there
+        self._head_pod: list[Manifest] = []  # a reference to it, if the head is in the cluster: Jobs go with their head
+        self._num_replacements = 0
+        self._picture = Picture((), ())
+        self._statuses: dict[int, WorkerStatus] = {}
+        self._since: dict[int, tuple[Kind, str, float]] = {}  # since when a worker's situation is what it is
+        # By worker and uid of the pod: how it ended, and what it said last.
+        self._failures: dict[int, dict[str, tuple[str, str]]] = {}
+        self._last_logs: dict[int, str] = {}  # of the last failed pod of each worker: it may be deleted
+        self._read_logs: dict[int, tuple[float, str]] = {}
+        self._next_look_s = 0.0
+        self._next_warnings_s = 0.0
+        self._is_unreachable = False
+        self._is_unrenewed = False
+        try:
+            pod = self._api.own_pod()
+            self._head_pod = [] if pod is None else [owner_reference(pod, "v1", "Pod")]
+            self._create(self._run, lambda name: fleet_manifest(settings, job, self._run, name))
+            self._look()  # a user who may not look should hear of it now
+            self._next_look_s = time.monotonic() + LOOK_SOON_S
+        except BaseException as error:
+            self._is_cancelled = True
+            is_hopeless = isinstance(error, Unreachable)
+            self._clear_up(time.monotonic() + (0.0 if is_hopeless else LEAVE_S))
+            raise
+        logger.info("Kubernetes: Job %s in namespace %s", self._run, settings.namespace)
+
+    @property
+    def revives(self) -> bool:
+        """See Job."""
+        return True
+
+    def status(self, worker: int) -> WorkerStatus:
+        """See Job."""
+        if self._is_cancelled:
+            return WorkerStatus(WorkerState.ENDED, f"Job {self._run} was deleted, with its pods")
+        if time.monotonic() >= self._next_look_s and not self._is_over:
+            self._try_to_look()
+        return self._statuses.get(worker, WorkerStatus(WorkerState.PENDING, f"Job {self._run} is new"))
+
+    def log(self, worker: int, max_bytes: int = LOG_BYTES) -> str:
+        """See Job. The newest pod's, or that of the last one that failed."""
+        pod = self._picture.pod(worker)
+        read_s, text = self._read_logs.get(worker, (-LOOK_EVERY_S, ""))
+        if pod is not None and time.monotonic() - read_s >= LOOK_EVERY_S and not self._is_over:
+            try:
+                text = self._api.pod_log(name_of(pod), CONTAINER, max(max_bytes, LOG_BYTES))
+            except (Forbidden, Unreachable) as error:
+                text = f"(its log cannot be read: {error})"
+            except EnvFleetError:  # the pod has not started yet, or is gone
+                text = ""
+            self._read_logs[worker] = (time.monotonic(), text)
+        return (text or self._last_logs.get(worker, ""))[-max_bytes:]
+
+    def log_place(self, worker: int) -> str:
+        """See Job."""
+        pod, context = self._picture.pod(worker), self._settings.context
+        of_context = f" --context {context}" if context else ""
+        what = name_of(pod) if pod is not None else f"-l {self._selector}"
+        return f"kubectl{of_context} -n {self._settings.namespace} logs {what} -c {CONTAINER}"
+
+    def restart(self, worker: int) -> None:
+        """See Job. What the Job controller will do by itself is left to it."""
+        if self._is_over:
+            return
+        self._look()
+        situation, pod = self._picture.situation(worker), self._picture.pod(worker)
+        is_recent = not is_overdue(self._age_s(worker, situation))
+        if situation.kind is Kind.ENDED:
+            self._replace(worker)
+        elif situation.kind in (Kind.FAILED, Kind.NO_POD):
+            if not is_recent:
+                self._replace(worker)
+        elif pod is not None and situation.about == uid_of(pod):
+            is_stuck = is_leaving(pod) or situation.kind is Kind.CUT_OFF
+            if not is_leaving(pod):
+                self._api.delete_pod(name_of(pod))
+            if is_stuck:  # its node may be gone: then the pod stays, and its Job waits for it
+                self._replace(worker)
+        self._judge()
+        self._next_look_s = time.monotonic() + LOOK_SOON_S
+
+    def resize(self, num_workers: int) -> None:
+        """See Job."""
+        if self._is_over or num_workers == self._num_workers:
+            return
+        self._look()
+        fleet = self._picture.job(self._run)
+        is_alive = fleet is not None and job_end(fleet) is None
+        if is_alive:
+            self._api.patch_job(self._run, size_of(num_workers))
+        first_new, self._num_workers = self._num_workers, num_workers
+        for job in self._picture.jobs:
+            worker = job["metadata"].get("labels", {}).get(WORKER_LABEL)
+            if worker is not None and int(worker) >= num_workers:
+                self._api.delete_job(name_of(job))
+        for worker in range(num_workers, first_new):
+            for kept in (self._since, self._failures, self._last_logs, self._read_logs, self._statuses):
+                kept.pop(worker, None)
+        if not is_alive:
+            for worker in range(first_new, num_workers):
+                self._replace(worker)
+        self._try_to_look()
+        self._next_look_s = time.monotonic() + LOOK_SOON_S
+
+    def cancel(self, grace_s: float) -> None:
+        """See Job."""
+        if self._is_over:
+            return
+        self._is_cancelled = True
+        self._clear_up(time.monotonic() + grace_s + LEAVE_S)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_cancelled or os.getpid() != self._owner_pid
+
+    def _clear_up(self, deadline_s: float) -> None:
+        self._api.answer_until(deadline_s)
+        try:
+            if not self._created:
+                return
+            self._insist(lambda: self._delete(self._created), deadline_s)
+            while names := self._insist(self._left, deadline_s):
+                if time.monotonic() > deadline_s:
+                    raise ClusterError(f"{', '.join(names)} take long to go")
+                time.sleep(0.1)
+        except EnvFleetError as error:
+            logger.warning(
+                "Kubernetes: some of run %s may be left (%s); see kubectl -n %s get jobs,pods,secrets -l %s",
+                *(self._run, str(error), self._settings.namespace, self._selector),
+            )
+        finally:
+            self._api.close()
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Jobs and their Secrets: all that can be, whatever cannot. A server that is away is not asked for each."""
+        first_error: EnvFleetError | None = None
+        for name in names:
+            for call in (self._api.delete_job, self._api.delete_secret):
+                try:
+                    call(name)
+                except Unreachable:
+                    raise
+                except EnvFleetError as error:
+                    first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def _left(self) -> list[str]:
+        """What is still there; a Job that a call that came back late has made is deleted, too."""
+        pods, jobs = self._api.pods(self._selector), self._api.jobs(self._selector)
+        self._delete(name_of(job) for job in jobs if not is_leaving(job))
+        return [name_of(each) for each in (*jobs, *pods)]
+
+    def _insist(self, call: Callable[[], Any], deadline_s: float) -> Any:
+        """Call until the API server answers."""
+        while True:
+            try:
+                return call()
+            except Unreachable:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.5)
+
+    def _create(self, name: str, manifest_of: Callable[[str], Manifest]) -> None:
+        """A Secret, a Job that needs it, and that the Secret goes with the Job."""
+        self._created.append(name)  # first: whatever happens now, it is cleared up
+        try:
+            self._api.create_secret(secret_manifest(self._settings, self._job, self._run, name))
+        except EnvFleetError as error:
+            if not isinstance(error, Unreachable):  # that was a clear no
+                self._created.remove(name)
+            raise
+        manifest, begun_s = manifest_of(name), time.monotonic()
+        if self._head_pod:
+            manifest["metadata"]["ownerReferences"] = self._head_pod
+        self._created_s[name] = begun_s  # before the call, which may make the Job although its answer is lost
+        job = self._api.create_job(manifest)
+        self._api.own_secret(name, owner_reference(job, "batch/v1", "Job"))
+        self._picture = Picture((*self._picture.jobs, job), self._picture.pods, self._picture.warnings)
+
+    def _replace(self, worker: int) -> None:
+        """A Job for this worker alone, instead of an earlier one."""
+        for job in self._picture.jobs_of(worker):
+            if name_of(job) != self._run:
+                self._api.delete_job(name_of(job))
+        self._num_replacements += 1
+        name = f"{self._run}-w{worker}-{self._num_replacements}"
+        self._create(name, lambda name: worker_manifest(self._settings, self._job, self._run, name, worker))
+
+    def _try_to_look(self) -> None:
+        try:
+            self._look()
+        except EnvFleetError as error:
+            self._next_look_s = time.monotonic() + LOOK_AGAIN_S
+            if not self._is_unreachable:
+                logger.warning("Kubernetes: workers are taken to be as they were: %s", str(error))
+            self._is_unreachable = True
+
+    def _look(self) -> None:
+        self._next_look_s = time.monotonic() + LOOK_EVERY_S * max(1.0, self._num_workers / WORKERS_PER_LOOK)
+        jobs, pods = self._api.jobs(self._selector), self._api.pods(self._selector)
+        if self._is_unreachable:
+            logger.info("Kubernetes: the API server answers again")
+        self._is_unreachable = False
+        self._picture = Picture(jobs, pods, self._picture.warnings)
+        self._judge()
+        self._renew()
+        situations = {worker: self._picture.situation(worker) for worker in range(self._num_workers)}
+        amiss = [each.about for worker, each in situations.items() if is_amiss(each, self._age_s(worker, each))]
+        if amiss and time.monotonic() >= self._next_warnings_s:
+            self._next_warnings_s = time.monotonic() + WARNINGS_EVERY_S
+            self._picture = Picture(jobs, pods, self._warnings(list(dict.fromkeys(amiss))[:MOST_QUESTIONS]))
+            self._judge()
+
+    def _renew(self) -> None:
+        """Move the deadlines of Jobs on: they are for a head that is gone."""
+        for job in self._picture.jobs:
+            created_s = self._created_s.get(name_of(job))
+            if created_s is None or job_end(job) is not None:
+                continue
+            change = renewed_deadline(job, time.monotonic() - created_s, self._settings.head_timeout_s)
+            if change is None:
+                continue
+            try:
+                self._api.patch_job(name_of(job), change)
+                self._is_unrenewed = False
+            except EnvFleetError as error:
+                if not self._is_unrenewed:
+                    words = (
+                        "Kubernetes: Job %s will end head_timeout_s=%g s after its last renewal; this one failed: %s"
+                    )
+                    logger.warning(words, name_of(job), self._settings.head_timeout_s, str(error))
+                self._is_unrenewed = True
+                return  # the next look tries again
+
+    def _judge(self) -> None:
+        num_logs = MOST_QUESTIONS
+        for worker in range(self._num_workers):
+            num_logs -= self._remember_failures(worker, num_logs)
+            situation = self._picture.situation(worker)
+            state = verdict(situation, self._age_s(worker, situation))
+            failures = self._failures.get(worker, {})
+            detail = situation.words
+            if situation.about in failures:
+                detail += failures[situation.about][1]
+            elif failures:
+                end, said = list(failures.values())[-1]
+                detail += f"; before it {end}{said}"
+            self._statuses[worker] = WorkerStatus(state, detail, len(failures))
+
+    def _remember_failures(self, worker: int, most_logs: int) -> int:
+        """What failed pods have said, before they are deleted. Returns how often the API server was asked."""
+        failures, num_logs = self._failures.setdefault(worker, {}), 0
+        for pod in self._picture.pods_of(worker):
+            if is_failure(pod) and uid_of(pod) not in failures:
+                log = ""
+                if num_logs < most_logs:
+                    num_logs += 1
+                    try:
+                        log = self._last_logs[worker] = self._api.pod_log(name_of(pod), CONTAINER, LOG_BYTES)
+                    except EnvFleetError:
+                        num_logs = most_logs  # each that cannot be had may take seconds
+                end = f"pod {name_of(pod)} {end_words(pod)}"
+                failures[uid_of(pod)] = (end, last_words(log, is_first=not failures))
+        return num_logs
+
+    def _age_s(self, worker: int, situation: Situation) -> float:
+        """How long a worker's situation has been what it is."""
+        kind, about, since_s = self._since.get(worker, (None, "", 0.0))
+        if (kind, about) != (situation.kind, situation.about):
+            since_s = time.monotonic()
+            self._since[worker] = (situation.kind, situation.about, since_s)
+        return time.monotonic() - since_s
+
+    def _warnings(self, uids: Iterable[str]) -> list[Any]:
+        try:
+            return [event for uid in uids for event in self._api.warnings(uid)]
+        except EnvFleetError as error:
+            logger.debug("Kubernetes: no warnings: %s", str(error))
+            return []

@@ -1,0 +1,241 @@
+"""What Kubernetes is asked for: Secret and Jobs as plain dicts, and as YAML. Pure. Why they are so: ADR 20."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from envfleet.contract.exits import WorkerExit
+from envfleet.launchers.kubernetes.lease import first_deadline
+from envfleet.launchers.launcher import WorkerJob
+
+if TYPE_CHECKING:
+    from envfleet.launchers.kubernetes.settings import Kubernetes
+
+Manifest = dict[str, Any]
+
+RUN_LABEL = "envfleet-run"
+WORKER_LABEL = "envfleet-worker"  # of pods that a Job for one worker makes
+INDEX = "batch.kubernetes.io/job-completion-index"  # annotation, and since 1.28 label, of an Indexed Job's pods
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+CONTAINER = "worker"
+
+# The Job controller waits 10, 20, 40 s before it replaces a worker's pod for the first, second and third time.
+MOST_FAILURES_OF_A_WORKER = 3
+LEAVE_S = 10  # between SIGTERM and SIGKILL
+KEEP_ENDED_S = 600  # seconds for which a Job that has ended can be read; a Job whose head is gone ends by itself
+
+RESERVED_LABELS = frozenset((RUN_LABEL, WORKER_LABEL, "app.kubernetes.io/name", "app.kubernetes.io/component"))
+RESERVED_VARIABLES = frozenset((INDEX_VARIABLE, "ENVFLEET_KEYS"))
+PLACEHOLDER = "(the keys of the run: EnvFleet makes them when it starts)"
+
+
+def secret_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str) -> Manifest:
+    """The Secret of a Job: what the workers must know and nobody else may."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(settings, run, name),
+        "type": "Opaque",
+        "stringData": dict(job.environment),
+    }
+
+
+def fleet_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str) -> Manifest:
+    """The Indexed Job of all workers."""
+    annotation = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+    index = {"name": INDEX_VARIABLE, "valueFrom": annotation}
+    spec = {
+        "completionMode": "Indexed",
+        **size_of(job.num_workers),
+        "backoffLimitPerIndex": MOST_FAILURES_OF_A_WORKER,
+    }
+    pod = _pod(settings, job, name, f"$({INDEX_VARIABLE})", [index])
+    return _job(settings, _metadata(settings, run, name), spec, pod)
+
+
+def worker_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str, worker: int) -> Manifest:
+    """A Job of one worker, for one that the Job of all does not start again."""
+    spec = {"completions": 1, "parallelism": 1, "backoffLimit": MOST_FAILURES_OF_A_WORKER}
+    metadata = _metadata(settings, run, name, {WORKER_LABEL: str(worker)})
+    return _job(settings, metadata, spec, _pod(settings, job, name, str(worker), []))
+
+
+def size_of(num_workers: int) -> Manifest:
+    """What changes in a Job's spec with its number of workers; completions and parallelism only together."""
+    # Each worker may fail by itself; all of them together never reach this limit.
+    limit = 20 + (MOST_FAILURES_OF_A_WORKER + 1) * num_workers
+    return {"completions": num_workers, "parallelism": num_workers, "backoffLimit": limit}
+
+
+def owner_reference(owner: Mapping[str, Any], api_version: str, kind: str) -> Manifest:
+    """For what is to be deleted with `owner`, an object as the API server returned it."""
+    metadata = owner["metadata"]
+    return {"apiVersion": api_version, "kind": kind, "name": metadata["name"], "uid": metadata["uid"]}
+
+
+def mount_of(volume: Mapping[str, Any]) -> Manifest:
+    """What of the user's volume says where it is mounted; the rest says what it is."""
+    return {key: volume[key] for key in ("mountPath", "readOnly", "subPath") if key in volume}
+
+
+def manifest_yaml(settings: Kubernetes, job: WorkerJob, name: str = "envfleet") -> str:
+    """All that is created for a run, to be read; the Secret's values are not shown."""
+    secret = secret_manifest(settings, job, name, name)
+    secret["stringData"] = dict.fromkeys(secret["stringData"], PLACEHOLDER)
+    return "---\n".join(to_yaml(each) for each in (secret, fleet_manifest(settings, job, name, name)))
+
+
+def to_yaml(value: Mapping[str, Any]) -> str:
+    """Plain dicts, lists and scalars as YAML: so small a part of it needs no library."""
+    return "".join(f"{line}\n" for line in _yaml_lines(value))
+
+
+def _job(settings: Kubernetes, metadata: Manifest, spec: Manifest, pod: Manifest) -> Manifest:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            **spec,
+            **first_deadline(settings.head_timeout_s),
+            "podFailurePolicy": {"rules": _failure_rules()},
+            "ttlSecondsAfterFinished": KEEP_ENDED_S,
+            "template": {"metadata": {"labels": dict(metadata["labels"])}, "spec": pod},
+        },
+    }
+
+
+def _pod(settings: Kubernetes, job: WorkerJob, secret: str, worker: str, first_env: list[Manifest]) -> Manifest:
+    # "$" is special in a container's arguments: "$(NAME)" stands for a variable.
+    python, *arguments = (each.replace("$", "$$") for each in (settings.python, *job.arguments("")[:-1]))
+    container = {
+        "name": CONTAINER,
+        "image": settings.image,
+        "command": [python],
+        "args": [*arguments, worker],
+        "env": [*first_env, *_variables(settings, job, secret)],
+        "resources": _resources(settings),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    volumes, container["volumeMounts"] = _volumes(settings)
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": LEAVE_S,
+        "securityContext": _security(settings),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if settings.service_account is not None:
+        pod["serviceAccountName"] = settings.service_account
+    if settings.node_selector:
+        pod["nodeSelector"] = dict(settings.node_selector)
+    if settings.tolerations:
+        pod["tolerations"] = [dict(each) for each in settings.tolerations]
+    if settings.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": each} for each in settings.image_pull_secrets]
+    return pod
+
+
+def _security(settings: Kubernetes) -> Manifest:
+    """With a user that is not root: what PodSecurity's level "restricted" demands of a pod."""
+    context: Manifest = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if settings.run_as_user is not None:
+        context["runAsUser"] = settings.run_as_user
+    is_non_root = bool(settings.run_as_user) if settings.run_as_non_root is None else settings.run_as_non_root
+    if is_non_root:
+        context["runAsNonRoot"] = True
+    return context
+
+
+def _failure_rules() -> list[Manifest]:
+    """Which ends of a pod are nobody's failure: it was evicted, preempted or drained, or told to leave."""
+    codes = [int(WorkerExit.TOLD_TO_LEAVE), int(WorkerExit.OUT_OF_TIME)]
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": codes}},
+    ]
+
+
+def _metadata(settings: Kubernetes, run: str, name: str, labels: Mapping[str, str] | None = None) -> Manifest:
+    return {
+        "name": name,
+        "namespace": settings.namespace,
+        "labels": {
+            **(settings.labels or {}),
+            "app.kubernetes.io/name": "envfleet",
+            "app.kubernetes.io/component": "worker",
+            RUN_LABEL: run,
+            **(labels or {}),
+        },
+    }
+
+
+def _variables(settings: Kubernetes, job: WorkerJob, secret: str) -> list[Manifest]:
+    num_cpus = str(max(1, math.ceil(settings.cpus_per_worker)))
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # they would count the node's CPUs
+    plain = {"ENVFLEET_NUM_CPUS": num_cpus, **dict.fromkeys(threads, num_cpus), "PYTHONUNBUFFERED": "1"}
+    return [
+        *({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for key in job.environment),
+        *({"name": key, "value": value} for key, value in (plain | dict(settings.env or {})).items()),
+    ]
+
+
+def _resources(settings: Kubernetes) -> Manifest:
+    cpus = settings.cpus_per_worker
+    amounts = {"cpu": str(int(cpus)) if cpus == int(cpus) else f"{max(1, round(cpus * 1000))}m"}
+    if settings.memory_per_worker is not None:
+        amounts["memory"] = str(settings.memory_per_worker)
+    if settings.gpus_per_worker:
+        amounts["nvidia.com/gpu"] = str(settings.gpus_per_worker)
+    return {"requests": amounts, "limits": dict(amounts)}
+
+
+def _volumes(settings: Kubernetes) -> tuple[list[Manifest], list[Manifest]]:
+    volumes: list[Manifest] = []
+    mounts: list[Manifest] = []
+    if all(volume["mountPath"] != "/dev/shm" for volume in settings.volumes):
+        # A pool of processes keeps its arrays there, and a container has 64 MB of it if nobody says more.
+        volumes.append({"name": "envfleet-shm", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "envfleet-shm", "mountPath": "/dev/shm"})
+    for volume in settings.volumes:
+        mount = mount_of(volume)
+        volumes.append({key: value for key, value in volume.items() if key not in mount})
+        mounts.append({"name": volume["name"], **mount})
+    return volumes, mounts
+
+
+_PLAIN = re.compile(r"[A-Za-z/][\w./-]*", re.ASCII)
+_NOT_TEXT = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
+
+
+def _yaml_lines(value: Any) -> list[str]:
+    if isinstance(value, Mapping) and value:
+        lines = []
+        for key, each in value.items():
+            inner = _yaml_lines(each)
+            if isinstance(each, Mapping | list | tuple) and each:
+                lines += [f"{_scalar(key)}:", *(f"  {line}" for line in inner)]
+            else:
+                lines.append(f"{_scalar(key)}: {inner[0]}")
+        return lines
+    if isinstance(value, list | tuple) and value:
+        lines = []
+        for each in value:
+            first, *rest = _yaml_lines(each)
+            lines += [f"- {first}", *(f"  {line}" for line in rest)]
+        return lines
+    return [_scalar(value)]
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    if isinstance(value, tuple):
+        value = list(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""Start workers as the actors of a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Start workers as the jobs or job steps of a Slurm cluster."""

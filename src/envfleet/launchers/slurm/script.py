@@ -1,0 +1,307 @@
+"""What is said to Slurm, and what it says: sbatch scripts as text, arguments of its programs, lines of squeue. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from envfleet.contract.exits import WorkerExit
+from envfleet.launchers.launcher import WorkerJob
+
+if TYPE_CHECKING:
+    from envfleet.launchers.slurm.settings import Slurm
+
+SIGNAL_LEAD_S = 60  # before the time limit: workers finish their rollout and leave
+# For Slurm to end a job whose worker was told to leave: more than its KillWait, 30 s unless it was configured. If it
+# was not Slurm who told it, a worker must be back before the head asks for another one, after 60 s.
+REQUEUE_WAIT_S = 40
+NO_LIMIT = ("UNLIMITED", "INFINITE")  # in any case
+THREAD_VARIABLES = ("ENVFLEET_NUM_CPUS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+# -- the array of workers --
+
+
+def sbatch_script(
+    settings: Slurm, job: WorkerJob, workers: Iterable[int] | None = None, *, name: str = "envfleet"
+) -> str:
+    """The script for these workers, None: for all; element N of the job array is worker N.
+
+    `name` is that of the run. The keys of `job.environment` are no part of it: they must be in sbatch's environment.
+    """
+    numbers = range(job.num_workers) if workers is None else workers
+    parts = [
+        "#!/bin/bash",
+        *(f"#SBATCH {_directive(option)}" for option in sbatch_options(settings, numbers, name)),
+        "",
+        "# Element N of this array is worker N of an EnvFleet run. The keys of the run are in the job's environment.",
+        *_exports(settings),
+        *_setup(settings),
+        _LOOP.format(
+            command=shlex.join((settings.interpreter, *job.argv)),
+            done=int(WorkerExit.DONE),
+            head_gone=int(WorkerExit.HEAD_GONE),
+            out_of_time=int(WorkerExit.OUT_OF_TIME),
+            told_to_leave=int(WorkerExit.TOLD_TO_LEAVE),
+            requeue_wait_s=REQUEUE_WAIT_S,
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def sbatch_options(settings: Slurm, workers: Iterable[int], name: str) -> list[str]:
+    """What is asked of Slurm for an array of workers."""
+    log_dir = str(settings.log_dir_of(name)).replace("%", "%%")
+    return [
+        f"--job-name={name}",
+        f"--array={array_of(workers)}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={settings.cpus_per_worker}",
+        *given_options(
+            ("mem", settings.mem_per_worker), ("gres", f"gpu:{gpus}" if (gpus := _gpus(settings)) else None)
+        ),
+        *_place(settings),
+        f"--output={log_dir}/worker-%a.log",
+        "--open-mode=append",
+        "--export=ALL",
+        "--requeue",
+        f"--signal=B:USR1@{_signal_lead_s(settings.time_limit)}",
+        *_extras(settings),
+    ]
+
+
+def sbatch_arguments(settings: Slurm, workers: Sequence[int], name: str) -> list[str]:
+    """The command that reads the script from its input.
+
+    All options stand here again: variables such as SBATCH_EXPORT win over those in the script, but not over these.
+    """
+    return ["sbatch", "--parsable", *sbatch_options(settings, workers, name)]
+
+
+def job_id_of(answer: str) -> str:
+    """The job's number, from what `sbatch --parsable` has printed: "12" or "12;cluster"."""
+    last_line = answer.strip().rpartition("\n")[2]
+    job_id = last_line.partition(";")[0].strip()
+    if not job_id.isdecimal():
+        raise ValueError(f"sbatch --parsable should print the number of the job; it printed {answer!r}")
+    return job_id
+
+
+def array_of(workers: Iterable[int]) -> str:
+    """Numbers as Slurm writes them: [0, 1, 2, 5] is "0-2,5"."""
+    runs: list[list[int]] = []
+    for worker in sorted(set(workers)):
+        if runs and runs[-1][-1] == worker - 1:
+            runs[-1].append(worker)
+        else:
+            runs.append([worker])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+# A worker that crashed is started again in the place that the job has, without a new wait in the queue.
+_LOOP = """
+say() {{ echo "$(date '+%F %T') envfleet.slurm worker $SLURM_ARRAY_TASK_ID: $*" >&2; }}
+
+# TERM: preempted, or cancelled by somebody. USR1: the time limit is near. USR2: the head wants no worker here any more.
+told= over= child=
+tell() {{ told=$1; if [ -n "$child" ]; then kill -s "$1" "$child" 2>/dev/null; fi; }}
+trap 'tell TERM' TERM INT
+trap 'tell USR1' USR1
+trap 'over=yes; tell TERM' USR2
+
+run_worker() {{  # sets code
+  {command} --worker "$SLURM_ARRAY_TASK_ID" </dev/null &
+  child=$!
+  if [ -n "$told" ]; then kill -s "$told" "$child" 2>/dev/null; fi
+  wait "$child"; code=$?
+  while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done  # a signal ends a wait, too
+  wait "$child" 2>/dev/null; again=$?
+  if [ "$again" != 127 ]; then code=$again; fi
+  child=
+}}
+
+pause() {{  # seconds; a signal ends it
+  sleep "$1" & nap=$!
+  wait "$nap"; kill "$nap" 2>/dev/null
+}}
+
+num_crashes=0
+while [ -z "$over" ]; do
+  started=$SECONDS
+  run_worker
+  case $code in {done} | {head_gone} | {out_of_time}) exit 0 ;; esac
+  if [ -n "$over" ] || [ "$told" = USR1 ]; then exit 0; fi
+  if [ "$code" = {told_to_leave} ] || [ "$told" = TERM ]; then
+    # A job whose script ends by itself is completed, and would not be requeued: wait to be killed.
+    say "it was told to leave; Slurm will end this job, or run it again later"
+    until_s=$((SECONDS + {requeue_wait_s}))
+    while [ -z "$over" ] && [ "$SECONDS" -lt "$until_s" ]; do pause $((until_s - SECONDS)); done
+    told=
+    continue
+  fi
+  if [ $((SECONDS - started)) -ge 20 ]; then num_crashes=0; fi
+  num_crashes=$((num_crashes + 1))
+  if [ "$num_crashes" -gt 3 ]; then
+    say "it ended with code $code, and too often: given up"
+    exit "$code"
+  fi
+  say "it ended with code $code; it is started again here"
+  pause $((1 << (num_crashes - 1)))
+done
+exit 0
+"""
+
+# -- one job for head and workers --
+
+
+def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> str:
+    """One script for all: the learner's command runs in it, and starts its workers as steps of the same job.
+
+    The learner has a share like that of a worker. Its launcher is `Slurm()`, which finds that it runs inside a job.
+    """
+    options = [
+        "--job-name=envfleet",
+        f"--ntasks={num_workers + 1}",
+        f"--cpus-per-task={settings.cpus_per_worker}",
+        *given_options(
+            ("mem-per-cpu", _mem_per_cpu(settings.mem_per_worker, settings.cpus_per_worker)),
+            ("gpus-per-task", _gpus(settings)),
+        ),
+        *_place(settings),
+        "--no-kill",  # a node that fails takes its workers with it, not the job
+        *_extras(settings),
+    ]
+    parts = [
+        "#!/bin/bash",
+        *(f"#SBATCH {_directive(option)}" for option in options),
+        "",
+        f"# A learner and its {num_workers} workers in one job: Slurm() starts them with srun.",
+        *_exports(settings),
+        *_setup(settings),
+        f"exec {shlex.join(command)}",  # so that signals of Slurm reach it
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def srun_arguments(settings: Slurm, job: WorkerJob, worker: int, name: str) -> list[str]:
+    """The command that runs one worker as a step of the job in which this process is."""
+    command = [settings.interpreter, *job.arguments(worker)]
+    if settings.setup:
+        command = ["bash", "-c", "\n".join([*_setup(settings), f"exec {shlex.join(command)}"])]
+    return [
+        "srun",
+        f"--job-name={step_name(name, worker)}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={settings.cpus_per_worker}",
+        "--exact",  # no more than that: the other workers need theirs
+        # Zero: the step has the memory of the job, and takes none of it away from the others.
+        f"--mem={settings.mem_per_worker or 0}",
+        *given_options(("gpus-per-task", _gpus(settings))),
+        "--kill-on-bad-exit=0",
+        "--no-kill",
+        "--input=none",
+        "--export=ALL",
+        *command,
+    ]
+
+
+def step_name(name: str, worker: int) -> str:
+    """By which a worker's step is found again."""
+    return f"{name}-{worker}"
+
+
+def step_queue_arguments(job_id: str) -> list[str]:
+    """All steps of a job."""
+    return ["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j"]
+
+
+def steps_of(lines: str) -> dict[str, str]:
+    """What that has printed: the ids of steps, by their names."""
+    pairs = (line.strip().partition("|") for line in lines.splitlines())
+    return {name: step_id for step_id, bar, name in pairs if bar}
+
+
+# -- what both have in common --
+
+
+def _place(settings: Slurm) -> list[str]:
+    place = given_options(
+        ("time", settings.time_limit),
+        ("partition", settings.partition),
+        ("account", settings.account),
+        ("qos", settings.qos),
+        ("constraint", settings.constraint),
+    )
+    return [*place, "--exclusive"] if settings.exclusive else place
+
+
+def given_options(*options: tuple[str, object]) -> list[str]:
+    """Options of a command; those that are None are left out."""
+    return [f"--{name}={value}" for name, value in options if value is not None]
+
+
+def _extras(settings: Slurm) -> list[str]:
+    extras = settings.extra_sbatch.items()
+    return [f"--{name}" if value is None or value is True else f"--{name}={value}" for name, value in extras]
+
+
+def _directive(option: str) -> str:
+    """As sbatch reads it from a script: with quotes, as a shell would."""
+    name, equals, value = option.partition("=")
+    return f"{name}{equals}{shlex.quote(value)}" if equals else name
+
+
+def _exports(settings: Slurm) -> list[str]:
+    return [f"export {name}={settings.cpus_per_worker}" for name in THREAD_VARIABLES]
+
+
+def _setup(settings: Slurm) -> list[str]:
+    lines: list[str] = []
+    for line in settings.setup:
+        words = shlex.quote(f"envfleet.slurm: this line of setup failed: {line}")
+        lines += [line, f"if [ $? != 0 ]; then echo {words} >&2; exit 1; fi"]
+    return lines
+
+
+def _gpus(settings: Slurm) -> str | None:
+    gpus = str(settings.gpus_per_worker)
+    return None if gpus.rpartition(":")[2].strip("0") == "" else gpus
+
+
+def _mem_per_cpu(mem: str | int | None, num_cpus: int) -> str | None:
+    if mem is None:
+        return None
+    match = re.fullmatch(r"(\d+)([KMGT]?)", str(mem))
+    assert match is not None  # Slurm has checked it
+    kilobytes = int(match[1]) * 1024 ** "KMGT".index(match[2] or "M")
+    return f"{-(-kilobytes // num_cpus)}K"
+
+
+def _signal_lead_s(time_limit: str | None) -> int:
+    """Of a short time limit only a part."""
+    seconds = math.inf if time_limit is None else seconds_of(time_limit)
+    return SIGNAL_LEAD_S if seconds >= SIGNAL_LEAD_S * 5 else max(5, int(seconds) // 5)
+
+
+def seconds_of(time_limit: str) -> float:
+    """Of a time as Slurm writes it: "minutes[:seconds]", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]".
+
+    Infinite if it is "UNLIMITED" or "INFINITE".
+    """
+    if isinstance(time_limit, str) and time_limit.upper() in NO_LIMIT:
+        return math.inf
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
+    if match is None:
+        raise ValueError(
+            "a time limit is written as 'minutes', 'hours:minutes:seconds', 'days-hours:minutes' or 'UNLIMITED'; "
+            f"got {time_limit!r}"
+        )
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    if match[1] is not None or match[4] is not None:
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    return first * 60 + second

@@ -1,0 +1,180 @@
+"""make(): the pool that answers the user's call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from gymnasium.vector import AutoresetMode
+
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import UsageError
+from envfleet.contract.pixels import Pixels
+from envfleet.pool.arguments import seeds_of
+from envfleet.pool.backend import ObservationMode, PoolConfig
+from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
+from envfleet.pool.native.registry import NativeChoice, choose_native
+from envfleet.pool.native.twins import NotNative
+from envfleet.pool.pool import EnvPool
+from envfleet.pool.vector.choice import is_envpool_task, vector_builder
+
+logger = logging.getLogger("envfleet.pool")
+
+BACKENDS = ("auto", "native", "process", "serial", "vector")
+
+
+def make(
+    env: EnvLike | Sequence[Callable[..., Any]],
+    num_envs: int | None = None,
+    *,
+    batch_size: int | None = None,
+    backend: Literal["auto", "native", "process", "serial", "vector"] = "auto",
+    autoreset_mode: AutoresetMode | Autoreset | str = Autoreset.NEXT_STEP,
+    observation_mode: ObservationMode = "same",
+    seed: int | None = None,
+    env_kwargs: EnvKwargs = None,
+    max_episode_steps: int | None = None,
+    num_workers: int | None = None,
+    pin_workers: bool | None = None,
+    on_env_error: Literal["raise", "restart"] = "raise",
+    max_env_restarts: int = 10,
+    render_mode: str | None = None,
+    pixels: Pixels | None = None,
+    timeout_s: float = 60.0,
+    start_timeout_s: float = 300.0,
+) -> EnvPool:
+    """Run `num_envs` environments on this machine, as one `gymnasium.vector.VectorEnv`.
+
+    Args:
+        env: A Gymnasium id, an EnvSpec (ours or Gymnasium's), a callable that makes an env, or a list of
+            callables, one for each env.
+        num_envs: Number of envs; may be left out for a list of callables. One if nothing says otherwise.
+        batch_size: Rows of a batch. Less than `num_envs` makes the pool asynchronous: `recv()` returns the
+            first that finished.
+        backend: "native" runs envs that are written in C++ (`envfleet.registry()` lists them); "process" any env, in
+            child processes; "serial" any env, in this thread; "vector" what comes vectorized: EnvPool's tasks
+            ("envpool:Ant-v5"), ale-py's games, ids with a vector entry point, and factories of a
+            `gymnasium.vector.VectorEnv`, which are called with `num_envs`. "auto": vector for EnvPool's tasks, native
+            where there is such an env, otherwise process.
+        autoreset_mode: What follows the last step of an episode: "next_step", "same_step", "disabled", or
+            Gymnasium's AutoresetMode.
+        observation_mode: "same": all envs have the same observation space. "different": its bounds may differ from env
+            to env, but neither its form nor its dtype; as Gymnasium's vector envs have it.
+        seed: For the first reset() if that has no seed of its own. Env i is seeded with `seed + i`.
+        env_kwargs: Arguments for the env: a dict, a list with a dict for each env, or a callable from the
+            env's index to a dict.
+        max_episode_steps: Truncate episodes after this number of steps; None: as registered.
+        num_workers: Number of child processes, or of threads (the calling one included) for native envs. None:
+            one for each CPU this process may use. Envs that mostly wait (for a network, a simulator elsewhere) want
+            more processes, up to one for each env; if your first steps show that, a warning in the log says how many.
+        pin_workers: Bind each worker to its share of the CPUs, if there are at least as many CPUs. None: child
+            processes yes; threads no, since the calling thread may be anywhere.
+        on_env_error: "raise": an env that fails, or whose process dies, raises EnvFailed. "restart": its row
+            is truncated, `info["env_error"]` says why, and the env is built anew.
+        max_env_restarts: With "restart": raise once an env has failed more often than this without a finished episode.
+        render_mode: Gymnasium's; passed to the env.
+        pixels: Observations are images of the envs, which are drawn at each step: `envfleet.Pixels(height=84, width=84,
+            stack_num=3)`. Python envs draw them, in processes or serially.
+        timeout_s: The longest wait for results before PoolTimeout.
+        start_timeout_s: The longest wait for the envs to be built.
+    """
+    if num_envs is None:
+        num_envs = len(env) if isinstance(env, Sequence) and not isinstance(env, str) else 1
+    if on_env_error not in ("raise", "restart"):
+        raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
+    if backend not in BACKENDS:
+        raise UsageError(f"no backend is called {backend!r}; known: {', '.join(BACKENDS)}")
+    if is_envpool_task(env):
+        if backend not in ("auto", "vector"):
+            raise UsageError(f"EnvPool runs its tasks itself: backend must be 'auto' or 'vector'; got {backend!r}")
+        backend = "vector"
+    if pixels is not None:
+        backend = drawing_backend(pixels, backend, render_mode)
+    choice = _native_choice(backend, env, num_envs, env_kwargs, max_episode_steps, render_mode)
+    config = PoolConfig(
+        num_envs=num_envs,
+        batch_size=batch_size,
+        autoreset=autoreset_of(autoreset_mode),
+        observation_mode=observation_mode,
+        max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
+        num_workers=num_workers,
+        pin_workers=choice is None if pin_workers is None else pin_workers,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
+    )
+    seeds_of(seed, num_envs)  # refused here, not at the first reset
+    if choice is not None:
+        from envfleet.pool.native.backend import NativeBackend
+
+        return EnvPool(NativeBackend(choice, config), config, seed)
+    if backend == "vector":
+        from envfleet.pool.vector.backend import VectorBackend
+
+        build = vector_builder(
+            env, config, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
+        )
+        return EnvPool(VectorBackend(build, config), config, seed)
+    builders = env_builders(
+        env,
+        num_envs,
+        env_kwargs=env_kwargs,
+        max_episode_steps=max_episode_steps,
+        render_mode=render_mode,
+        pixels=pixels,
+    )
+    if backend == "serial":
+        from envfleet.pool.serial import SerialBackend
+
+        return EnvPool(SerialBackend(builders, config), config, seed)
+    from envfleet.pool.process.backend import ProcessBackend
+
+    return EnvPool(ProcessBackend(builders, config), config, seed)
+
+
+def _native_choice(
+    backend: str,
+    env: EnvLike | Sequence[Callable[..., Any]],
+    num_envs: int,
+    env_kwargs: EnvKwargs,
+    max_episode_steps: int | None,
+    render_mode: str | None,
+) -> NativeChoice | None:
+    """The native env that answers the call; None if another backend is to run it."""
+    if backend not in ("auto", "native"):
+        return None
+    try:
+        return choose_native(
+            env, num_envs, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
+        )
+    except NotNative as error:
+        if backend == "native":
+            raise UsageError(f"backend='native' is not available: {error}") from None
+        level = logging.WARNING if error.is_surprise else logging.INFO
+        logger.log(level, "not native: %s", str(error))  # the exception itself would keep its frames alive
+        return None
+
+
+def drawing_backend(pixels: Pixels, backend: str, render_mode: str | None) -> Literal["process", "serial"]:
+    """Which backend gives pixel observations."""
+    if not isinstance(pixels, Pixels):
+        raise UsageError(f"pixels must be envfleet.Pixels(...); got {pixels!r}")
+    if backend not in ("auto", "process", "serial"):
+        raise UsageError(
+            f"Python envs draw pixel observations: backend must be 'auto', 'process' or 'serial'; got {backend!r}"
+        )
+    if render_mode not in (None, "rgb_array"):
+        raise UsageError(f"pixel observations need render_mode='rgb_array' (or None); got {render_mode!r}")
+    return "serial" if backend == "serial" else "process"
+
+
+def autoreset_of(mode: AutoresetMode | Autoreset | str) -> Autoreset:
+    """The mode, in any of the ways to say it."""
+    if isinstance(mode, Autoreset):
+        return mode
+    value = mode.value if isinstance(mode, AutoresetMode) else mode
+    for each in Autoreset:
+        if value in (each.value, each.name, each.name.lower()):
+            return each
+    known = ", ".join(repr(each.name.lower()) for each in Autoreset)
+    raise UsageError(f"autoreset_mode must be one of {known}, or Gymnasium's AutoresetMode; got {mode!r}")

@@ -1,0 +1,1 @@
+"""Run C++ environments on the threads of this process."""

@@ -1,0 +1,306 @@
+"""The native backend: C++ envs, stepped by the calling thread and by C++ threads beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envfleet import _native
+from envfleet.contract.batch import StepBatch
+from envfleet.contract.episode import Autoreset, Transition
+from envfleet.contract.errors import MissingExtra, NotReset, PoolTimeout, UsageError
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvTraits
+from envfleet.contract.state import EnvState
+from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
+from envfleet.pool.batch_layout import NUM_FIXED, Column, batch_store
+from envfleet.pool.guard import Failure
+from envfleet.pool.native.failures import Asked, NativeFailures
+from envfleet.pool.native.registry import NativeChoice
+from envfleet.pool.native.spaces import gymnasium_space
+from envfleet.pool.process.cpus import usable_cpus
+from envfleet.pool.traits import value_of
+
+logger = logging.getLogger("envfleet.pool")
+
+HELP_WORTH_S = 60e-6  # wake helper threads for batches of at least this much work
+CLOSE_WAIT_S = 5.0  # for helper threads to finish the step they are in
+
+_AUTORESETS = {Autoreset.NEXT_STEP: 0, Autoreset.SAME_STEP: 1, Autoreset.DISABLED: 2}  # as in engine/episode.h
+_BUSINESS_OF_THE_POOL = ("reset", "step", "close")
+
+
+class NativeBackend:
+    """A NativePool, and what Python has to add: spaces, seeds, failures, and Gymnasium's renderer."""
+
+    steps_some = True
+
+    def __init__(self, choice: NativeChoice, config: PoolConfig) -> None:
+        """Build the envs."""
+        model = choice.model
+        self._choice = choice
+        self._config = config
+        self._line = config.line
+        self.traits = EnvTraits(
+            observation_space=gymnasium_space(model.observation_space),
+            action_space=gymnasium_space(model.action_space),
+            metadata=choice.metadata,
+            render_mode=choice.render_mode,
+            gymnasium_spec=choice.gymnasium_spec,
+        )
+        self._obs_tree = SpaceTree(self.traits.observation_space)
+        self._action_tree = SpaceTree(self.traits.action_space)
+        num_threads = min(config.num_workers or usable_cpus(), config.num_envs, _native.MOST_THREADS)
+        self._pool = _native.NativePool(
+            model,
+            self._stores(),
+            _AUTORESETS[config.autoreset],
+            choice.max_episode_steps,
+            num_threads,
+            _helper_cpus(num_threads) if config.pin_workers else [],
+            HELP_WORTH_S,
+            None if self._obs_tree.is_one_array else self._obs_tree.unflatten,
+        )
+        self._failures = NativeFailures(
+            self._pool, config.autoreset, self._obs_tree, self._action_tree, config.max_env_restarts
+        )
+        self._seeds: list[int | None] = [None] * config.num_envs  # of each env's last seeded reset
+        self._reset_seeds: list[int | None] = [None] * config.num_envs  # of its last reset
+        self._options: dict[str, Any] | None = None  # of the last reset
+        self._restored: set[int] = set()  # envs whose generators set_state() has set: their seeds are not known
+        self._held: StepBatch | None = None  # received, but the caller hears of its failures first
+        self._unheard: list[Failure] = []
+        self._twin_env: gymnasium.Env[Any, Any] | None = None
+
+    @property
+    def step_at_once(self) -> StepAtOnce | None:
+        """See Backend. Not where a step has fewer rows than actions, or where failures are being counted."""
+        return self._pool.step if self._line is Line.FULL and not self._failures.any_counted else None
+
+    def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
+        """See Backend."""
+        self._options = options
+        for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
+            self._reset_seeds[env_id] = seed
+            if seed is not None:
+                self._seeds[env_id] = seed
+            if seed is not None or self._pool.generator(env_id) is None:
+                self._pool.set_generator(env_id, np.random.PCG64(seed), seed is not None)
+                self._restored.discard(env_id)
+        is_all = len(env_ids) == self._config.num_envs
+        self._pool.send_reset(None if is_all else env_ids, options or {}, line)
+
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+        """See Backend."""
+        leaves = [
+            np.ascontiguousarray(values, leaf.dtype)
+            for values, leaf in zip(action_leaves, self._action_tree.leaves, strict=True)
+        ]
+        wrong = self._pool.send(env_ids, leaves, self._line)
+        if wrong is not None:
+            leaf, row = wrong
+            self._action_tree.refuse_value(leaf, row, leaves[leaf][row], "actions")
+
+    def repeat(self, env_ids: IntArray) -> None:
+        """See Backend."""
+        self._pool.send_repeat(env_ids, Line.FULL)
+
+    def recv(self, line: Line, timeout_s: float) -> StepBatch:
+        """See Backend. A step that the calling thread itself has begun cannot be cut off."""
+        if self._held is None:
+            received = self._pool.recv(line, timeout_s)
+            if received is None:
+                raise self._timeout(f"no full batch after {timeout_s:g} s")
+            flags, obs, rewards, terminated, truncated, infos, env_ids, details = received
+            batch = StepBatch(env_ids, obs, rewards, terminated, truncated, {}, infos)
+            if self._failures.any_counted:
+                self._forgive(batch, details)
+            if not flags:
+                return batch
+            self._held = self._settle(batch, line, *details)
+        if self._unheard:
+            raise self._unheard.pop(0).to_exception()
+        held, self._held = self._held, None
+        return held
+
+    def drain(self, timeout_s: float) -> None:
+        """See Backend."""
+        if not self._pool.drain(timeout_s):
+            raise self._timeout(f"envs still at work after {timeout_s:g} s")
+        self._held = None
+        self._unheard.clear()
+
+    def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """See Backend. The Gymnasium env of the same kind answers, given the state of each native env in turn."""
+        if name in ("np_random", "np_random_seed"):
+            return [self._random(env_id, name) for env_id in env_ids]
+        twin, spec = self._choice.twin, self._choice.gymnasium_spec
+        if twin is None or spec is None:
+            raise UsageError(f"{self._choice.name} is written in C++ alone: it has no Python side that knows {name!r}")
+        if name in _BUSINESS_OF_THE_POOL:
+            raise UsageError(f"a native env cannot be called to {name}: use the pool's own {name}()")
+        if self._twin_env is None:
+            with twin.while_building():
+                self._twin_env = gymnasium.make(
+                    spec, disable_env_checker=True, render_mode=self._choice.render_mode, **self._choice.kwargs
+                ).unwrapped
+        answers = []
+        for env_id in env_ids:
+            state, _, _ = self._pool.get_state(env_id)
+            twin.give_state(self._twin_env, state)
+            try:
+                with twin.while_drawing(self._twin_env) if name == "render" else nullcontext():
+                    answers.append(value_of(self._twin_env, name, args, kwargs))
+            except gymnasium.error.DependencyNotInstalled as error:
+                raise MissingExtra(f"{error}; or: pip install 'envfleet[render]'") from None
+            except Exception as error:
+                if (advice := twin.advice(error)) is not None:
+                    raise UsageError(advice) from error
+                raise Failure.of(env_id, error).to_exception() from None
+        return answers
+
+    def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """See Backend."""
+        raise UsageError(
+            f"{name!r} of a native env cannot be set: pass it as env_kwargs, or choose backend='process', "
+            "which runs the Python env"
+        )
+
+    def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
+        """The states of some envs."""
+        states = []
+        for env_id in env_ids:
+            generator = self._pool.generator(env_id)
+            if generator is None:
+                raise NotReset("reset the envs before you save their states")
+            state, num_steps, has_ended = self._pool.get_state(env_id)
+            states.append(EnvState(self._choice.name, state, num_steps, has_ended, generator.state))
+        return states
+
+    def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
+        """Put some envs back into saved states."""
+        size = len(self._pool.get_state(0)[0])
+        for state in states:
+            if state.env_name != self._choice.name or len(state.state) != size:
+                raise UsageError(f"this is the state of a {state.env_name}; the pool's envs are {self._choice.name}")
+        before = [self._pool.get_state(env_id) for env_id in env_ids]
+        try:
+            for env_id, state in zip(env_ids, states, strict=True):
+                self._pool.set_state(env_id, state.state, state.num_steps, state.has_ended)
+        except ValueError as error:
+            for env_id, own in zip(env_ids, before, strict=True):
+                with contextlib.suppress(ValueError):  # it was too long in its episode: nothing has changed it
+                    self._pool.set_state(env_id, *own)
+            raise UsageError(f"a state cannot be restored, so none was: {error}") from None
+        for env_id, state in zip(env_ids, states, strict=True):
+            generator = np.random.PCG64()
+            generator.state = state.generator  # type: ignore[assignment]
+            self._pool.set_generator(env_id, generator, False)
+            self._restored.add(env_id)
+
+    def close(self) -> None:
+        """See Backend."""
+        if not self._pool.close(CLOSE_WAIT_S):
+            logger.warning("a helper thread did not stop after %g s%s", CLOSE_WAIT_S, self._under_way())
+        if self._twin_env is not None and self._choice.twin is not None:
+            self._choice.twin.before_closing(self._twin_env)
+            self._twin_env.close()
+            self._twin_env = None
+
+    def abandon(self) -> None:
+        """See Backend. C++ knows of forks."""
+
+    # -- inside --
+
+    def _random(self, env_id: int, name: str) -> Any:
+        """An env's generator, or its seed, as gymnasium.Env has them."""
+        generator = self._pool.generator(env_id)
+        if generator is None:
+            generator = np.random.PCG64()
+            self._pool.set_generator(env_id, generator, False)
+        if name == "np_random":
+            return np.random.Generator(generator)
+        return -1 if env_id in self._restored else generator.seed_seq.entropy
+
+    def _stores(self) -> list[_native.BatchStore]:
+        obs: list[Column] = [(leaf.dtype, leaf.shape) for leaf in self._obs_tree.leaves if leaf.dtype is not None]
+        infos: list[Column] = []
+        for _, dtype, shape in self._choice.model.infos:
+            infos += [(np.dtype(dtype), shape), (np.dtype(np.bool_), ())]  # values, and which rows have them
+        times = 2 if self._config.autoreset is Autoreset.SAME_STEP else 1
+        sizes = [self._config.num_envs]
+        if self._line is Line.FIRST_READY:
+            sizes.append(self._config.rows)
+        return [batch_store(-1, num_rows, obs * times + infos * times) for num_rows in sizes]
+
+    def _forgive(self, batch: StepBatch, details: tuple[int, tuple[Any, ...]] | None) -> None:
+        """An env that has finished an episode may fail again as often as a new one."""
+        ended = batch.terminated | batch.truncated
+        if details is not None:
+            ended &= (details[1][NUM_FIXED - 1] & _native.FAILED) == 0
+        for env_id in batch.env_ids[ended].tolist():
+            self._failures.forgive_failures(env_id)
+
+    def _settle(self, batch: StepBatch, line: Line, buffer: int, arrays: tuple[Any, ...]) -> StepBatch:
+        """See to failed rows and to final observations."""
+        num_obs = len(self._obs_tree.leaves)
+        row_flags = arrays[NUM_FIXED - 1]
+        columns = arrays[NUM_FIXED : NUM_FIXED + num_obs]
+        final_columns = arrays[NUM_FIXED + num_obs : NUM_FIXED + 2 * num_obs]
+        lease = row_flags.base
+        final_infos: dict[int, dict[str, Any]] = {}
+        for row in np.flatnonzero(row_flags & _native.FAILED).tolist():
+            env_id = int(batch.env_ids[row])
+            last_obs = self._obs_tree.unflatten([column[row].copy() for column in columns])
+            asked = Asked(self._seeds[env_id], self._reset_seeds[env_id], self._options)
+            transition, failure = self._failures.settle(env_id, (line, buffer, row), last_obs, asked)
+            if failure is not None:
+                self._unheard.append(failure)
+            batch.rewards[row] = transition.reward
+            batch.terminated[row] = transition.terminated
+            batch.truncated[row] = transition.truncated
+            self._write_obs(transition, columns, final_columns, row)
+            if transition.info:
+                batch.infos[row] = transition.info
+            row_flags[row] = _native.HAS_FINAL if transition.has_final else 0
+            if transition.final_info:
+                final_infos[row] = transition.final_info
+        batch = batch._replace(info_columns=self._pool.infos(line, buffer, lease, False))
+        final_rows = np.flatnonzero(row_flags & _native.HAS_FINAL)
+        if not len(final_rows):
+            return batch
+        return batch._replace(
+            final_rows=final_rows,
+            final_obs=self._obs_tree.unflatten(final_columns),
+            final_infos=final_infos,
+            final_info_columns=self._pool.infos(line, buffer, lease, True),
+        )
+
+    def _write_obs(self, transition: Transition, columns: Any, final_columns: Any, row: int) -> None:
+        if transition.obs is not None:
+            for column, value in zip(columns, self._obs_tree.flatten(transition.obs), strict=True):
+                column[row] = value
+        if transition.has_final:
+            for column, value in zip(final_columns, self._obs_tree.flatten(transition.final_obs), strict=True):
+                column[row] = value
+
+    def _timeout(self, headline: str) -> PoolTimeout:
+        env_ids = [env_id for first, last in self._pool.runs_under_way() for env_id in range(first, last + 1)]
+        return PoolTimeout(f"{headline}{self._under_way()}", env_ids=env_ids)
+
+    def _under_way(self) -> str:
+        runs = [f"{first} to {last}" for first, last in self._pool.runs_under_way()]
+        return f"; threads are at work on envs {', '.join(runs)}" if runs else ""
+
+
+def _helper_cpus(num_threads: int) -> list[int]:
+    """A CPU for each helper. The calling thread is the caller's, and stays where it is."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return [cpus[(helper + 1) % len(cpus)] for helper in range(num_threads - 1)]

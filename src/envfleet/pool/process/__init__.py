@@ -1,0 +1,1 @@
+"""Run Python environments in child processes."""

@@ -1,0 +1,380 @@
+"""The loop of one child process: takes tasks for its envs, writes their results into shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+
+from envfleet import _native
+from envfleet.contract.episode import Autoreset, Transition
+from envfleet.contract.results import ObservationCheck
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvTraits
+from envfleet.pool.backend import PoolConfig
+from envfleet.pool.building import EnvBuilder, take_or_build
+from envfleet.pool.guard import Failure, GuardedEpisode
+from envfleet.pool.pickling import picklable_part, pickled
+from envfleet.pool.process.cpus import keep_to_share
+from envfleet.pool.process.info_columns import InfoColumns
+from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
+from envfleet.pool.process.rows import Extras, RowWriter, action_reader
+from envfleet.pool.process.shared_arrays import MemoryFiles, PoolShape, SharedArrays
+from envfleet.pool.process.step_timing import StepTimes
+from envfleet.pool.process.tolerant_output import tolerate_full_disk
+from envfleet.pool.registrations import Registrations, register_all
+from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
+
+STACK_SIGNAL = signal.SIGRTMIN + 7  # not used by Python, and hardly by any env
+BUILD_FAILED = 71  # exit status; the reply says why
+BROKE_DOWN = 72  # likewise: an exception that no env raised, such as that of a closed file descriptor
+IDLE_WAIT_S = 60.0
+
+
+class Call(NamedTuple):
+    """Parent -> child: call a method of those of your envs that are named, or get an attribute."""
+
+    env_ids: tuple[int, ...]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class SetAttr(NamedTuple):
+    """Parent -> child: set an attribute of those of your envs that have a value here."""
+
+    name: str
+    values: dict[int, Any]  # by env id
+
+
+class SwitchAutoreset(NamedTuple):
+    """Parent -> child: use another autoreset mode from now on."""
+
+    mode: Autoreset
+
+
+Request = Call | SetAttr | SwitchAutoreset
+
+
+class Start(NamedTuple):
+    """A child's first request. It lies in the object lane, so that the spawner never runs the user's code."""
+
+    builders: list[EnvBuilder]
+    registrations: Registrations
+    first_env: int
+    traits: EnvTraits | None  # of env 0; None: this child builds it first, and says them
+    config: PoolConfig
+    times_steps: bool
+    lost_because: str | None  # set: this child takes the place of one that died
+    delay_s: float  # before it builds anything: the back-off of a child that dies again and again
+
+
+def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
+    """A child's process: build its envs, then do tasks until told to stop."""
+    tolerate_full_disk()
+    faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True, chain=False)
+    lane = ObjectChannel(files.objects)
+    windows = Windows(shape.num_envs)
+    env_id = child * shape.num_envs // shape.num_children  # its first env, as the board has it
+    try:
+        start: Start = lane.get(windows.request(child))
+        process = ChildProcess.begin(child, files, shape, start, lane, windows)
+    except BaseException as error:  # no Ctrl-C reaches this process: the env has raised it
+        failure = error.failure if isinstance(error, _BuildFailed) else Failure.of(env_id, error)
+        lane.put(windows.reply(child), failure)
+        sys.exit(BUILD_FAILED)
+    if process is None:
+        return
+    process.board.reply()
+    try:
+        process.loop()
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            lane.reopen(os.getppid())
+            lane.put(windows.reply(child), Failure.of(-1, error))
+            sys.exit(BROKE_DOWN)
+        raise
+
+
+class ChildProcess:
+    """The envs of one child and the shared memory they write to."""
+
+    @classmethod
+    def begin(
+        cls, child: int, files: MemoryFiles, shape: PoolShape, start: Start, lane: ObjectChannel, windows: Windows
+    ) -> ChildProcess | None:
+        """Build the envs. None: the parent said that it needs none, once it knew their spaces."""
+        time.sleep(start.delay_s)
+        if start.config.pin_workers:
+            keep_to_share(child, shape.num_children)
+        specs = start.registrations.specs()
+        builds: list[Callable[[], Any]] = [partial(_build, build, specs) for build in start.builders]
+        traits = start.traits
+        if traits is None:
+            board = SharedArrays.board_alone(files, shape)
+            board.start_child(child)
+            env = builds[0]()
+            traits = traits_of(env)
+            lane.put(Windows.traits, traits)
+            if not _may_go_on(board):
+                with contextlib.suppress(BaseException):
+                    env.close()
+                return None
+            builds[0] = partial(take_or_build, [env], builds[0])
+        return cls(child, files, shape, start, traits, builds, lane, windows)
+
+    def __init__(
+        self,
+        child: int,
+        files: MemoryFiles,
+        shape: PoolShape,
+        start: Start,
+        traits: EnvTraits,
+        builds: Sequence[Callable[[], Any]],
+        lane: ObjectChannel,
+        windows: Windows,
+    ) -> None:
+        """Build those envs that are not built yet, all with the spaces of `traits`."""
+        obs_tree = SpaceTree(traits.observation_space)
+        self._child = child
+        self._lane = lane
+        self._windows = windows
+        self._action_tree = SpaceTree(traits.action_space)
+        info_columns = InfoColumns(traits.info_columns)
+        self._arrays = SharedArrays(files, shape, obs_tree, self._action_tree, info_columns)
+        self._writer = RowWriter(obs_tree, info_columns)
+        self._known_columns: dict[tuple[int, int], Any] = {}  # by line and buffer: columns, final columns
+        self._columns: Any = None  # of the buffer written last
+        self._line = self._buffer = -1
+        self._step_times = StepTimes() if start.times_steps else None
+        self.board = self._arrays.board
+        self.board.start_child(child)
+        self._episodes: dict[int, GuardedEpisode] = {}
+        check_obs = ObservationCheck(obs_tree).check
+        for env_id, build in enumerate(builds, start.first_env):
+            try:
+                episode = GuardedEpisode(
+                    env_id,
+                    build,
+                    start.config.autoreset,
+                    obs_tree.empty(np.zeros),
+                    self.board,
+                    max_restarts=start.config.max_env_restarts,
+                    check_obs=check_obs,
+                    env_errors=(BaseException,),  # no Ctrl-C reaches this process: the env has raised it
+                    lost_because=start.lost_because,
+                    seed=None if start.lost_because is None else self.board.seed(env_id),
+                )
+                self._episodes[env_id] = episode
+                require_same_spaces(traits, episode.env, env_id, start.config.observation_mode)
+            except BaseException as error:
+                self._close_envs()
+                raise _BuildFailed(Failure.of(env_id, error)) from error
+
+    def loop(self) -> None:
+        """Do tasks until told to stop."""
+        next_task, episodes, finish = self.board.next_task, self._episodes, self._finish
+        read_action: Callable[[int], Any] = self._read_action
+        if not self._action_tree.object_leaves:
+            read_action = action_reader(self._action_tree, self._arrays.action_columns)
+        while True:
+            task = next_task(IDLE_WAIT_S)
+            if task is None:
+                continue
+            op, env_id, line = task
+            if op == _native.STEP:
+                episode = episodes[env_id]
+                step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
+                try:
+                    action = read_action(env_id)
+                except _Unreadable as error:
+                    finish(env_id, line, episode, episode.cannot_begin(error.reason))
+                else:
+                    finish(env_id, line, episode, step(action))
+            elif op == _native.RESET:
+                finish(env_id, line, episodes[env_id], self._reset(env_id))
+            elif op == _native.REPEAT:
+                finish(env_id, line, episodes[env_id], episodes[env_id].repeat())
+            elif op == _native.REQUEST:
+                self._take_request()
+            else:
+                break
+        self._close_envs()
+
+    def _reset(self, env_id: int) -> Transition:
+        try:
+            options = self._read(Windows.options)
+        except _Unreadable as error:
+            return self._episodes[env_id].cannot_begin(error.reason)
+        return self._episodes[env_id].reset(self.board.seed(env_id), options)
+
+    def _read(self, window: int) -> Any:
+        """What the caller sent. To unpickle it runs code of the caller's, which may raise anything."""
+        try:
+            return self._lane.get(window)
+        except FileClosed:
+            raise
+        except BaseException as error:
+            raise _Unreadable(error) from error
+
+    def _close_envs(self) -> None:
+        for episode in self._episodes.values():
+            with contextlib.suppress(BaseException):
+                episode.env.close()
+
+    def _time_step(self, step: Callable[[Any], Transition], action: Any) -> Transition:
+        """Step, and say how the first steps spent their time once there were enough of them."""
+        assert self._step_times is not None
+        transition = self._step_times.timed(partial(step, action))
+        if self._step_times.are_enough:
+            self._lane.put(Windows.step_times, self._step_times)
+            self._step_times = None
+        return transition
+
+    def _read_action(self, env_id: int) -> Any:
+        """An action with parts that are no arrays: those lie in the object lane."""
+        objects = iter(self._read(self._windows.action(env_id)))
+        columns = [{env_id: next(objects)} if column is None else column for column in self._arrays.action_columns]
+        return action_reader(self._action_tree, columns)(env_id)
+
+    def _finish(self, env_id: int, line: int, episode: GuardedEpisode, transition: Transition) -> None:
+        # Before a row is taken: what is slow to pickle must not hold a batch up that others could fill.
+        flags, transition = self._put_extras(env_id, episode, transition)
+        buffer, row = self.board.claim(env_id, line)
+        if buffer != self._buffer or line != self._line:
+            self._buffer, self._line = buffer, line
+            self._columns = self._columns_of(line, buffer)
+        columns, final_columns = self._columns
+        written = self._writer.write(episode, transition, columns, final_columns, row)
+        if written is not transition:
+            flags, transition = self._put_extras(env_id, episode, written)
+        self.board.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
+
+    def _put_extras(self, env_id: int, episode: GuardedEpisode, transition: Transition) -> tuple[int, Transition]:
+        """Put what is no array into the object lane; returns the row's flags, and the transition to write.
+
+        That is another one where an observation has parts that cannot be pickled: its env has failed.
+        """
+        remedies = iter((episode.refuse, episode.give_up))
+        while True:
+            extras = self._writer.extras(episode, transition)
+            if extras is None:
+                return 0, transition
+            try:
+                self._put(self._windows.result(env_id), extras)
+            except FileClosed:
+                raise
+            except Exception as error:
+                transition = next(remedies)(error)
+            else:
+                has_final = _native.HAS_FINAL if transition.has_final else 0
+                failed = 0 if extras.failure is None else _native.FAILED
+                return _native.HAS_OBJECTS | has_final | failed, transition
+
+    def _put(self, window: int, extras: Extras) -> None:
+        try:
+            self._lane.put(window, tuple(extras))  # not the named tuple: its class would be looked up for each row
+        except FileClosed:
+            raise
+        except Exception:
+            info, left_out = picklable_part(extras.info, "info")
+            final_info, more = picklable_part(extras.final_info or {}, "final_info")
+            self._lane.put(
+                window,
+                tuple(
+                    extras._replace(
+                        info=info,
+                        final_info=None if extras.final_info is None else final_info,
+                        left_out=(*left_out, *more),
+                    )
+                ),
+            )
+
+    def _columns_of(self, line: int, buffer: int) -> Any:
+        columns = self._known_columns.get((line, buffer))
+        if columns is None:
+            self._lane.require_file()  # the batches' files have gone the same way as the lane's
+            columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
+        return columns
+
+    def _take_request(self) -> None:
+        try:
+            request: Request = self._read(self._windows.request(self._child))
+        except _Unreadable as error:
+            self._reply(Failure.of(next(iter(self._episodes)), error.reason))
+        else:
+            self._answer(request)
+
+    def _answer(self, request: Request) -> None:
+        answers: dict[int, Any] = {}  # by env id
+        for env_id, episode in self._episodes.items():
+            try:
+                if isinstance(request, Call):
+                    if env_id in request.env_ids:
+                        answers[env_id] = value_of(episode.env, request.name, request.args, request.kwargs)
+                elif isinstance(request, SwitchAutoreset):
+                    episode.switch_autoreset(request.mode)
+                elif env_id in request.values:
+                    set_attribute(episode.env, request.name, request.values[env_id])
+            except BaseException as error:
+                return self._reply(Failure.of(env_id, error))
+        try:
+            self._reply(list(answers.values()))
+        except FileClosed:
+            raise
+        except Exception as error:  # an answer that cannot be pickled
+            env_id = next((each for each, answer in answers.items() if not _can_be_pickled(answer)), -1)
+            self._reply(Failure.of(env_id if env_id >= 0 else next(iter(self._episodes)), error))
+
+    def _reply(self, reply: list[Any] | Failure) -> None:
+        self._lane.put(self._windows.reply(self._child), reply)
+        self.board.reply()
+
+
+def _build(build: EnvBuilder, specs: dict[str, GymnasiumSpec]) -> gymnasium.Env[Any, Any]:
+    register_all(specs)
+    return build()
+
+
+def _may_go_on(board: _native.Board) -> bool:
+    """Say that env 0 is built, and wait until the parent has laid out the arrays, or tells this child to stop."""
+    board.reply()
+    while (task := board.next_task(IDLE_WAIT_S)) is None:
+        pass
+    if task[0] == _native.REQUEST:
+        task = board.next_task(0.0) or task  # the parent may have given up since
+    return bool(task[0] == _native.REQUEST)
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        pickled(value)
+    except Exception:
+        return False
+    return True
+
+
+class _Unreadable(Exception):
+    """What the caller sent cannot be unpickled in this process."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _BuildFailed(Exception):
+    """An env could not be built, or has other spaces than the first."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure

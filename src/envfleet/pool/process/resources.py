@@ -1,0 +1,48 @@
+"""ProcessResources: what must go when a process backend goes, whether it is closed, collected or its process ends."""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+from envfleet import _native
+from envfleet.pool.process.shared_arrays import MemoryFiles
+from envfleet.pool.process.spawner import Spawner
+
+CLOSE_GRACE_S = 5.0  # for envs to close themselves
+
+
+class ProcessResources:
+    """What must go when the backend goes: processes and memory files. Holds no reference to the backend."""
+
+    def __init__(self, files: MemoryFiles) -> None:
+        """Start the spawner."""
+        self.files = files
+        self.spawner = Spawner(files.all())
+        self.board: _native.Board | None = None
+        self.num_children = 0
+        self._owner_pid = os.getpid()
+        _resourcess.add(self)
+
+    def shut(self) -> None:
+        """End all processes and close the files. In a fork of the owner: nothing, they are not its own."""
+        if os.getpid() != self._owner_pid:
+            return
+        grace_s = 0.0
+        if self.board is not None:
+            grace_s = CLOSE_GRACE_S
+            for child in range(self.num_children):
+                self.board.post_stop(child)
+        self.spawner.close(grace_s)
+        self.files.close()
+
+
+_resourcess: weakref.WeakSet[ProcessResources] = weakref.WeakSet()
+
+
+def _abandon_in_fork() -> None:
+    for resources in _resourcess:
+        resources.spawner.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_fork)

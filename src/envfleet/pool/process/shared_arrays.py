@@ -1,0 +1,119 @@
+"""Which bytes of shared memory belong to which field of which env. Parent and children compute the same."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envfleet._native import Board
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.spaces import SpaceTree
+from envfleet.pool.batch_layout import NUM_FIXED, Column, aligned, batch_store, place_columns
+from envfleet.pool.process.info_columns import InfoColumns
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFiles:
+    """File descriptors of a pool's anonymous memory files. They have no name, so they die with their processes."""
+
+    board: int
+    full: int
+    first_ready: int
+    objects: int
+    stacks: int  # where children write their Python stacks when asked
+
+    @classmethod
+    def create(cls) -> MemoryFiles:
+        """Empty memory files."""
+        return cls(*(os.memfd_create(f"envfleet-{name}", os.MFD_CLOEXEC) for name in cls.__slots__))
+
+    def all(self) -> tuple[int, ...]:
+        """In the order of the constructor's arguments."""
+        return (self.board, self.full, self.first_ready, self.objects, self.stacks)
+
+    def close(self) -> None:
+        """Close them here; other processes and mappings keep what they have."""
+        for fd in self.all():
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """The numbers that determine where everything lies."""
+
+    num_envs: int
+    num_children: int
+    batch_size: int
+    autoreset: Autoreset
+
+
+class SharedArrays:
+    """A pool's shared memory as seen by one process: the board, batches, and the actions."""
+
+    def __init__(
+        self, files: MemoryFiles, shape: PoolShape, obs: SpaceTree, actions: SpaceTree, infos: InfoColumns
+    ) -> None:
+        """Map what the parent has sized with `allocate`."""
+        row = _columns(obs) + infos.layout
+        self._num_row_columns = len(row)
+        columns = row * (2 if shape.autoreset is Autoreset.SAME_STEP else 1)
+        self.stores = [
+            batch_store(fd, num_rows, columns)
+            for fd, num_rows in zip((files.full, files.first_ready), _rows_of_lines(shape), strict=False)
+        ]
+        board_bytes = _board_bytes(shape)
+        self._memory = mmap.mmap(files.board, board_bytes + _action_bytes(shape.num_envs, actions))
+        self.board = Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
+        self.action_columns: list[np.ndarray[Any, Any] | None]  # [N, *leaf.shape]; None for objects
+        self.action_columns = [None] * len(actions.leaves)
+        fields, _ = place_columns(shape.num_envs, _columns(actions))
+        for leaf, (offset, dtype, row_shape) in zip(actions.array_leaves, fields, strict=True):
+            self.action_columns[leaf] = np.ndarray(
+                (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=board_bytes + offset
+            )
+
+    @staticmethod
+    def board_alone(files: MemoryFiles, shape: PoolShape) -> Board:
+        """The board before the spaces are known: for all but batches. The parent has sized its file."""
+        stores = [batch_store(-1, num_rows, []) for num_rows in _rows_of_lines(shape)]
+        memory = mmap.mmap(files.board, _board_bytes(shape))
+        return Board(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
+
+    @staticmethod
+    def allocate_board(files: MemoryFiles, shape: PoolShape) -> None:
+        """Size the board's file for the board alone."""
+        os.ftruncate(files.board, _board_bytes(shape))
+
+    @staticmethod
+    def allocate(files: MemoryFiles, shape: PoolShape, actions: SpaceTree) -> None:
+        """Size the board's file for the actions, too; the batches' files grow by themselves."""
+        os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions))
+
+    def split(
+        self, arrays: Sequence[np.ndarray[Any, Any]]
+    ) -> tuple[Sequence[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]]]:
+        """The columns of rows (observations, declared infos) and of final rows among all arrays of a batch."""
+        end = NUM_FIXED + self._num_row_columns
+        return arrays[NUM_FIXED:end], arrays[end:]
+
+
+def _columns(tree: SpaceTree) -> list[Column]:
+    return [(leaf.dtype, leaf.shape) for leaf in tree.leaves if leaf.dtype is not None]
+
+
+def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
+    """The rows of a batch, for each line that this pool has."""
+    return (shape.num_envs,) if shape.batch_size == shape.num_envs else (shape.num_envs, shape.batch_size)
+
+
+def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
+    return place_columns(num_envs, _columns(actions))[1]
+
+
+def _board_bytes(shape: PoolShape) -> int:
+    return aligned(Board.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))

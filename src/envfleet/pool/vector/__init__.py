@@ -1,0 +1,1 @@
+"""Run environments that come vectorized."""

@@ -1,0 +1,335 @@
+"""The vector backend: environments that come vectorized, behind the same facade as all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from envfleet.contract.batch import StepBatch
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+from envfleet.contract.results import ObservationCheck, number_rows
+from envfleet.contract.spaces import SpaceTree
+from envfleet.contract.spec import EnvTraits
+from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
+from envfleet.pool.guard import ENV_ERRORS, Failure
+from envfleet.pool.infos import object_column
+from envfleet.pool.traits import set_attribute, value_of
+from envfleet.pool.vector.infos import copied, put_rows, rows_of
+from envfleet.pool.vector.vectorized import Rows, StepRows, Vectorized, close_vector, traits_of_vector
+
+Array = np.ndarray[Any, Any]
+
+
+class VectorBackend:
+    """A reset is done at once, so that a wrong call changes nothing; a step waits until recv() needs its results.
+
+    What a vector env does by itself after an episode's last step cannot be changed. Where it can reset some envs alone,
+    the other modes are had that way; where it cannot, they are refused. After StepOnEndedEpisode no env was stepped:
+    recv() has all last observations again (other backends step those envs whose episodes go on).
+    """
+
+    steps_some = False
+
+    def __init__(self, build: Callable[[], Vectorized], config: PoolConfig) -> None:
+        """Build the vector env."""
+        _require_config(config)
+        self._config = config
+        self._build = build
+        self.step_at_once: StepAtOnce | None = None
+        self._vector: Vectorized = build()
+        try:
+            self._resets_some = self._choose_rule(self._vector)
+            self.traits: EnvTraits = traits_of_vector(self._vector.env)
+        except BaseException:
+            self.close()
+            raise
+        self._obs_tree = SpaceTree(self.traits.observation_space)
+        self._observations = ObservationCheck(self._obs_tree)
+        self._action_tree = SpaceTree(self.traits.action_space)
+        self._env_ids = np.arange(config.num_envs, dtype=np.int32)
+        self._actions: list[Any] = [None] * len(self._action_tree.leaves)
+        self._task: Callable[[], StepBatch] | None = None  # what the next recv() does
+        self._failure: Failure | None = None  # what it raises instead
+        self._attributes: dict[str, dict[int, Any]] = {}  # what set_attr() has set, by env: a new one gets it, too
+        self._last_obs: Any = None  # our own copy
+        self._ended = np.zeros(config.num_envs, np.bool_)  # with autoreset disabled: to be reset by the caller
+        self._is_broken = False  # the vector env raised: all its episodes are lost
+
+    def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
+        """See Backend."""
+        if len(env_ids) < self._config.num_envs:
+            self._require_some("some envs cannot be reset alone")
+        try:
+            batch = self._reset(env_ids, seeds, options)
+        except UsageError:
+            raise
+        except ENV_ERRORS as error:
+            self._failure, self._is_broken = Failure.of(0, error), True
+        else:
+            self._task = lambda: batch
+
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+        """See Backend. Envs may be sent one after the other; they are stepped together."""
+        for index, values in enumerate(action_leaves):
+            if env_ids is None:
+                self._actions[index] = values.copy()
+                continue
+            if self._actions[index] is None:
+                is_object = not isinstance(values, np.ndarray)
+                shape = (self._config.num_envs, *np.shape(values)[1:])
+                self._actions[index] = [None] * shape[0] if is_object else np.zeros(shape, values.dtype)
+            for row, env_id in enumerate(env_ids.tolist()):
+                self._actions[index][env_id] = values[row]
+        self._task = self._step
+
+    def repeat(self, env_ids: IntArray) -> None:
+        """See Backend. Never called: a vector env steps all its envs together."""
+        raise NotImplementedError
+
+    def recv(self, line: Line, timeout_s: float) -> StepBatch:
+        """See Backend. A step of another library cannot be cut off, so `timeout_s` has no effect."""
+        if self._failure is not None:
+            self._fail(self._failure)
+        assert self._task is not None  # the facade receives what it has sent
+        try:
+            batch = self._task()
+        except StepOnEndedEpisode:
+            self._task = lambda: self._batch(self._copied(self._last_obs), {})
+            raise
+        except ENV_ERRORS as error:
+            self._fail(Failure.of(0, error))
+        self._task = None
+        return batch
+
+    def drain(self, timeout_s: float) -> None:
+        """See Backend."""
+        self._task = self._failure = None
+
+    def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """See Backend. Where the envs cannot be reached one by one, all are called or none."""
+        env = self._vector.env.unwrapped
+        if name != "render" and not isinstance(env, SyncVectorEnv):
+            if not hasattr(env, "call"):
+                raise UsageError(f"{type(env).__name__} does not let its envs be called, so {name!r} is not available")
+            if len(env_ids) < self._config.num_envs:
+                raise UsageError(f"{type(env).__name__} calls all its envs or none: use call({name!r}, ...)")
+        env_id = 0
+        try:
+            if name == "render":
+                return self._vector.render(env_ids)
+            if not isinstance(env, SyncVectorEnv):
+                return list(env.call(name, *args, **kwargs))
+            values = []
+            for env_id in env_ids:
+                values.append(value_of(env.envs[env_id], name, args, kwargs))
+            return values
+        except UsageError:
+            raise
+        except ENV_ERRORS as error:
+            raise Failure.of(env_id, error).to_exception() from None
+
+    def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """See Backend. Where the envs cannot be reached one by one, an attribute of all is set or of none."""
+        env = self._vector.env.unwrapped
+        if not hasattr(env, "set_attr"):
+            raise UsageError(f"{type(env).__name__} does not let attributes of its envs be set")
+        by_env = dict(zip(env_ids, values, strict=True))
+        if len(by_env) < self._config.num_envs and not isinstance(env, SyncVectorEnv):
+            raise UsageError(f"{type(env).__name__} sets {name!r} of all its envs or of none: leave env_ids out")
+        try:
+            self._set_attr(name, by_env)
+        except ENV_ERRORS as error:
+            raise Failure.of(0, error).to_exception() from None
+        self._attributes[name] = {**self._attributes.get(name, {}), **by_env}
+
+    def close(self) -> None:
+        """See Backend."""
+        close_vector(self._vector.env)
+
+    def abandon(self) -> None:
+        """See Backend. Or Gymnasium would close the owner's child processes when this copy is collected."""
+        for env in (self._vector.env, getattr(self._vector.env, "unwrapped", None)):
+            if isinstance(env, VectorEnv):
+                env.closed = True
+
+    # -- inside --
+
+    def _choose_rule(self, vector: Vectorized) -> bool:
+        """Do we reset envs whose episodes have ended? If not, the vector env does, or the caller."""
+        asked, own = self._config.autoreset, vector.own_mode
+        if asked is own:
+            return False
+        name = type(vector.env).__name__
+        modes = f"{own.name.lower()!r}; autoreset_mode={asked.name.lower()!r}"
+        only = f"{name} resets its envs in mode {modes} is not available"
+        if own is Autoreset.SAME_STEP or asked is Autoreset.NEXT_STEP:
+            raise UsageError(f"{only} from it")
+        self._require_some(only)
+        return asked is Autoreset.SAME_STEP
+
+    def _require_some(self, refusal: str) -> None:
+        if (why := self._vector.why_not_some()) is not None:
+            raise UsageError(f"{refusal}: {why}")
+
+    def _reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None) -> StepBatch:
+        if self._is_broken:  # all episodes are lost, so all begin anew
+            self._rebuild()
+            given = dict(zip(env_ids.tolist(), seeds, strict=True))
+            env_ids, seeds = self._env_ids, [given.get(env_id) for env_id in self._env_ids.tolist()]
+        if len(env_ids) == self._config.num_envs:
+            obs, infos = self._kept(*self._vector.reset(seeds, options))
+        else:
+            rows = self._checked(self._vector.reset_some(env_ids, seeds, options), len(env_ids))
+            obs, infos = self._with_rows(self._last_obs, {}, rows, env_ids)
+        self._is_broken = False
+        self._ended[env_ids] = False
+        self._last_obs = self._copied(obs)
+        return self._batch(obs, infos)
+
+    def _step(self) -> StepBatch:
+        if self._ended.any():
+            ended = np.flatnonzero(self._ended).tolist()
+            raise StepOnEndedEpisode(
+                f"the episodes of envs {ended} have ended, so no env was stepped: call recv(), which repeats the last "
+                "observations, then reset these envs before the next step()"
+            )
+        if self._is_broken:  # the caller has seen that all episodes ended
+            return self._reset(self._env_ids, [None] * self._config.num_envs, None)
+        actions = self._action_tree.unflatten(
+            [tuple(leaf) if isinstance(leaf, list) else leaf for leaf in self._actions]
+        )
+        result: StepRows = self._vector.step(actions)
+        obs, infos = self._kept(result[0], result[4])
+        num_envs = self._config.num_envs
+        rewards = number_rows(result[1], num_envs, "rewards").astype(np.float64)
+        terminated = number_rows(result[2], num_envs, "terminations").astype(np.bool_)
+        truncated = number_rows(result[3], num_envs, "truncations").astype(np.bool_)
+        ended_rows = np.flatnonzero(terminated | truncated)
+        if self._config.autoreset is Autoreset.DISABLED:
+            self._ended = terminated | truncated
+        elif self._resets_some and len(ended_rows):
+            rows = self._checked(self._vector.reset_some(ended_rows, [None] * len(ended_rows), None), len(ended_rows))
+            final_obs, final_infos = obs, put_rows({}, rows_of(infos, ended_rows), ended_rows, len(rewards))
+            obs, infos = self._with_rows(obs, infos, rows, ended_rows)
+            infos |= self._finals(final_obs, final_infos, ended_rows)
+        elif self._config.autoreset is Autoreset.SAME_STEP and "final_obs" in infos:
+            infos = self._with_object_finals(infos, ended_rows)
+            for row in ended_rows.tolist():
+                self._observations.check(infos["final_obs"][row])
+        self._last_obs = self._copied(obs)
+        return self._batch(obs, infos)._replace(rewards=rewards, terminated=terminated, truncated=truncated)
+
+    def _fail(self, failure: Failure) -> NoReturn:
+        self._failure, self._is_broken = None, True
+        self._task = lambda: self._cut_short(failure.error)
+        message = f"the vector env raised {failure.error}; all its episodes are lost"
+        raise EnvFailed(message, env_id=0, child_traceback=failure.traceback) from None
+
+    def _cut_short(self, reason: str) -> StepBatch:
+        """All episodes end here, at their last observations."""
+        num_envs = self._config.num_envs
+        if self._last_obs is None:  # it was never reset
+            leaves = self._obs_tree.leaves
+            nothing = (None,) * num_envs
+            self._last_obs = self._obs_tree.unflatten(
+                [nothing if leaf.dtype is None else np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
+            )
+        obs, infos = self._copied(self._last_obs), self._errors(reason)
+        if self._config.autoreset is Autoreset.SAME_STEP:
+            try:
+                first = self._reset(self._env_ids, [None] * num_envs, None)
+            except ENV_ERRORS as error:  # the next step tries again
+                self._is_broken = True
+                infos = self._errors(f"{reason}; then, in reset: {Failure.of(0, error).error}")
+            else:
+                infos = {
+                    **(first.info_columns or {}),
+                    **infos,
+                    **self._finals(obs, self._errors(reason), self._env_ids),
+                }
+                obs = first.obs
+        elif self._config.autoreset is Autoreset.DISABLED:
+            self._ended[:] = True
+        return self._batch(obs, infos)._replace(truncated=np.ones(num_envs, np.bool_))
+
+    def _errors(self, reason: str) -> dict[str, Any]:
+        num_envs = self._config.num_envs
+        column = object_column(dict.fromkeys(range(num_envs), reason), num_envs)
+        return {"env_error": column, "_env_error": np.ones(num_envs, np.bool_)}
+
+    def _rebuild(self) -> None:
+        self.close()
+        self._vector = self._build()
+        for name, by_env in self._attributes.items():
+            self._set_attr(name, by_env)
+
+    def _set_attr(self, name: str, by_env: Mapping[int, Any]) -> None:
+        env = self._vector.env.unwrapped
+        if len(by_env) == self._config.num_envs:
+            env.set_attr(name, [by_env[env_id] for env_id in range(len(by_env))])
+            return
+        for env_id, value in by_env.items():
+            set_attribute(env.envs[env_id], name, value)
+
+    def _batch(self, obs: Any, infos: dict[str, Any]) -> StepBatch:
+        num_envs = self._config.num_envs
+        no, zeros = np.zeros(num_envs, np.bool_), np.zeros(num_envs)
+        return StepBatch(self._env_ids.copy(), obs, zeros, no, no.copy(), {}, info_columns=dict(infos))
+
+    def _checked(self, rows: Rows, num_rows: int) -> Rows:
+        return self._observations.batch(rows[0], num_rows), rows[1]
+
+    def _kept(self, obs: Any, infos: dict[str, Any]) -> Rows:
+        """What nobody will overwrite."""
+        obs = self._observations.batch(obs, self._config.num_envs)
+        return (self._copied(obs), copied(infos)) if self._vector.reuses_arrays else (obs, infos)
+
+    def _copied(self, obs: Any) -> Any:
+        leaves = zip(self._obs_tree.leaves, self._obs_tree.flatten(obs), strict=True)
+        return self._obs_tree.unflatten([value if leaf.dtype is None else np.array(value) for leaf, value in leaves])
+
+    def _with_rows(self, obs: Any, infos: dict[str, Any], rows: Rows, env_ids: Array) -> Rows:
+        """Observations and infos in which some rows are replaced; the old ones stay as they are."""
+        joined = []
+        for old, new in zip(self._obs_tree.flatten(obs), self._obs_tree.flatten(rows[0]), strict=True):
+            column: Any = list(old) if isinstance(old, tuple) else old.copy()
+            for row, env_id in enumerate(env_ids.tolist()):
+                column[env_id] = new[row]
+            joined.append(tuple(column) if isinstance(old, tuple) else column)
+        return self._obs_tree.unflatten(joined), put_rows(infos, rows[1], env_ids, self._config.num_envs)
+
+    def _finals(self, obs: Any, infos: dict[str, Any], rows: Array) -> dict[str, Any]:
+        """What the infos of a same-step reset have for the rows whose episodes ended."""
+        leaves = self._obs_tree.flatten(obs)
+        last = {row: self._obs_tree.unflatten([leaf[row] for leaf in leaves]) for row in rows.tolist()}
+        mask = np.zeros(self._config.num_envs, np.bool_)
+        mask[rows] = True
+        return {
+            "final_obs": object_column(last, len(mask)),
+            "final_info": infos,
+            "_final_obs": mask,
+            "_final_info": mask.copy(),
+        }
+
+    def _with_object_finals(self, infos: dict[str, Any], rows: Array) -> dict[str, Any]:
+        """ale-py has final observations as one array with a row for each env, and no final infos."""
+        given = infos["final_obs"]
+        if isinstance(given, np.ndarray) and given.dtype == object:
+            return infos
+        finals = self._finals(given, infos.get("final_info", {}), rows)
+        return {**infos, **finals}
+
+
+def _require_config(config: PoolConfig) -> None:
+    if config.rows != config.num_envs:
+        raise UsageError(
+            f"a vector env steps all its envs together: batch_size must be num_envs; got {config.batch_size}"
+        )
+    if config.observation_mode != "same":
+        raise UsageError("a vector env batches its own observations: say observation_mode to what makes it")
+    if config.max_env_restarts is not None:
+        raise UsageError("a vector env cannot restart one of its envs: on_env_error='restart' is for other backends")

@@ -1,0 +1,169 @@
+"""Which vector env answers the user's call, and how it is built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.vector import AutoresetMode
+
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.contract.spec import EnvSpec
+from envfleet.pool.backend import PoolConfig
+from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of, require_env_kwargs, without_module
+from envfleet.pool.foreign_envs import hint
+from envfleet.pool.simulators.atari_ids import atari_game
+from envfleet.pool.vector.envpool import EnvPoolVector
+from envfleet.pool.vector.vectorized import AleVector, GymnasiumVector, Vectorized, vectorized
+
+ENVPOOL = "envpool:"  # before the name of an EnvPool task: "envpool:Ant-v5"
+
+# Arguments of envpool.make that make() has under these names.
+_OURS = {
+    "num_envs": "num_envs",
+    "batch_size": "batch_size",
+    "seed": "seed",
+    "env_seed": "seed",
+    "num_threads": "num_workers",
+    "max_episode_steps": "max_episode_steps",
+}
+_SCREEN = (210, 160)  # height and width of what the games show
+
+
+def is_envpool_task(env: Any) -> bool:
+    """Is it the id of an EnvPool task?"""
+    env_id = env.id if isinstance(env, EnvSpec) else env
+    return isinstance(env_id, str) and env_id.startswith(ENVPOOL)
+
+
+def vector_builder(
+    env: EnvLike | Sequence[Callable[..., Any]],
+    config: PoolConfig,
+    *,
+    env_kwargs: EnvKwargs,
+    max_episode_steps: int | None,
+    render_mode: str | None,
+) -> Callable[[], Vectorized]:
+    """What makes the vector env: ids of EnvPool, ALE and Gymnasium, or a factory, called with `num_envs`."""
+    kwargs = _common_kwargs(env_kwargs, config.num_envs)
+    if isinstance(env, EnvSpec):
+        kwargs = {**env.kwargs, **kwargs}
+        max_episode_steps = env.max_episode_steps if max_episode_steps is None else max_episode_steps
+        render_mode = env.render_mode if render_mode is None else render_mode
+        env = env.id if env.id is not None else imported(str(env.factory))
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    if isinstance(env, str) and env.startswith(ENVPOOL):
+        return partial(_envpool, env.removeprefix(ENVPOOL), config, _envpool_kwargs(kwargs, max_episode_steps))
+    if "num_envs" in kwargs:
+        raise UsageError("env_kwargs must not have num_envs: make() has an argument num_envs")
+    if max_episode_steps is not None:
+        raise UsageError("a vector env has its own limit of steps: max_episode_steps is for other backends")
+    env_id = without_module(env) if isinstance(env, str) else ""
+    if env_id and (game := atari_game(env_id)) is not None:
+        return partial(_ale, game, config, kwargs)
+    if config.num_workers is not None:
+        raise UsageError("a vector env has its own threads or processes: num_workers is for other backends")
+    if isinstance(env, str | GymnasiumSpec):
+        return partial(_registered, env if isinstance(env, GymnasiumSpec) else gymnasium.spec(env_id), config, kwargs)
+    if isinstance(env, Sequence) or not callable(env):
+        got = "a list of factories" if isinstance(env, Sequence) else f"{type(env).__name__}{hint(env)}"
+        raise UsageError(f"backend='vector' takes one factory that makes a VectorEnv, or an id; got {got}")
+    require_env_kwargs(env, kwargs)
+    return partial(_made_by, env, config, kwargs)
+
+
+def _envpool_kwargs(kwargs: dict[str, Any], max_episode_steps: int | None) -> dict[str, Any]:
+    for name in kwargs.keys() & _OURS.keys():
+        raise UsageError(f"env_kwargs must not have {name}: make() has an argument {_OURS[name]}")
+    return kwargs if max_episode_steps is None else {**kwargs, "max_episode_steps": max_episode_steps}
+
+
+def _envpool(task: str, config: PoolConfig, kwargs: dict[str, Any]) -> EnvPoolVector:
+    try:
+        envpool: Any = importlib.import_module("envpool")
+    except ImportError:
+        raise MissingExtra(f"{ENVPOOL}{task} needs EnvPool: pip install envpool") from None
+    if task not in envpool.list_all_envs():
+        raise UsageError(f"EnvPool has no task {task!r}; envpool.list_all_envs() has them all")
+
+    def build(seeds: list[int]) -> Any:
+        threads = {} if config.num_workers is None else {"num_threads": config.num_workers}
+        return envpool.make(
+            task, env_type="gymnasium", num_envs=config.num_envs, env_seed=seeds, **{**threads, **kwargs}
+        )
+
+    return EnvPoolVector(build, config.num_envs)
+
+
+def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
+    """With the settings that our own Atari env has."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    from envfleet.pool.simulators.atari import AtariSettings
+
+    if kwargs.get("render_mode") is not None:
+        raise UsageError("ale-py's own vector env does not draw: render_mode is for backend='process'")
+    settings = AtariSettings.of({name: value for name, value in kwargs.items() if name != "render_mode"})
+    missing = [name for name in ("mode", "difficulty") if getattr(settings, name) is not None]
+    if settings.terminal_on_life_loss:
+        missing.append("terminal_on_life_loss")
+    if missing:
+        raise UsageError(f"ale-py's own vector env has no setting {', '.join(missing)}; backend='process' has")
+    height, width = settings.image_size()
+    if not (1 <= height <= _SCREEN[0] and 1 <= width <= _SCREEN[1]):
+        size = settings.screen_size
+        raise UsageError(
+            f"screen_size must be at least 1 and not larger than the game's screen, (160, 210); got {size}"
+        )
+    mode = Autoreset.NEXT_STEP if config.autoreset is Autoreset.DISABLED else config.autoreset
+    env = AtariVectorEnv(
+        game,
+        config.num_envs,
+        num_threads=config.num_workers or 0,
+        max_num_frames_per_episode=settings.max_num_frames_per_episode,
+        repeat_action_probability=settings.repeat_action_probability,
+        full_action_space=settings.full_action_space,
+        autoreset_mode=AutoresetMode(mode.value),
+        img_height=height,
+        img_width=width,
+        grayscale=settings.grayscale_obs,
+        stack_num=settings.stack_num,
+        frameskip=settings.frame_skip,
+        noop_max=settings.noop_max,
+        episodic_life=settings.episodic_life,
+        reward_clipping=settings.reward_clip,
+        use_fire_reset=settings.fire_reset,
+    )
+    return AleVector(env, config.num_envs)
+
+
+def _registered(spec: GymnasiumSpec, config: PoolConfig, kwargs: dict[str, Any]) -> GymnasiumVector:
+    if spec.vector_entry_point is None:
+        raise UsageError(f"{spec.id} is not registered with a vector env; other backends run it")
+    made = gymnasium.make_vec(spec, config.num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    return vectorized(made, config.num_envs)
+
+
+def _made_by(factory: Callable[..., Any], config: PoolConfig, kwargs: dict[str, Any]) -> GymnasiumVector:
+    """A factory that has an argument `autoreset_mode` is told the mode; others decide for themselves."""
+    try:
+        parameters: Mapping[str, Any] = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    if "autoreset_mode" in parameters:
+        kwargs = {"autoreset_mode": AutoresetMode(config.autoreset.value), **kwargs}
+    return vectorized(factory(num_envs=config.num_envs, **kwargs), config.num_envs)
+
+
+def _common_kwargs(env_kwargs: EnvKwargs, num_envs: int) -> dict[str, Any]:
+    each = [kwargs_of(env_kwargs, env_id, num_envs) for env_id in range(num_envs)]
+    if any(repr(kwargs) != repr(each[0]) for kwargs in each):  # values need not be comparable
+        raise UsageError("the envs of a vector env have the same arguments: env_kwargs must not differ")
+    return each[0]
