@@ -12,10 +12,10 @@ from envfleet.cluster.stepping import workers_of
 from envfleet.cluster.wire.messages import Call, SetAttr, ValuesReady
 from envfleet.cluster.wire.orders import Expected
 from envfleet.cluster.wire.plain_values import to_plain
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvBusy
 from envfleet.pool.arguments import values_for
 
-Array = np.ndarray[Any, Any]
 GIVEN_UP = "The call is given up: envs may still carry it out, but what they return is dropped"
 
 MakeOrder = Callable[[int, int], Any]  # (order, accepted) -> message

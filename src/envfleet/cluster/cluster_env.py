@@ -34,8 +34,6 @@ from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, who
 from envfleet.pool.building import EnvKwargs, EnvLike
 from envfleet.pool.make import autoreset_of
 
-Array = np.ndarray[Any, Any]
-
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
     """`num_workers` workers with `num_envs_per_worker` envs each, behind Gymnasium's vector API.

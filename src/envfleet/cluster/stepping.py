@@ -12,10 +12,10 @@ from envfleet.cluster.run.run import Run
 from envfleet.cluster.wire.messages import Reset, RowsReady, Step
 from envfleet.cluster.wire.orders import Expected
 from envfleet.cluster.wire.rollouts import RolloutForm, Rows
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NotReset, UsageError
 from envfleet.pool.batch_rows import rows_of_result
 
-Array = np.ndarray[Any, Any]
 StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
 
 EXPECTS_ROWS = Expected(RowsReady)

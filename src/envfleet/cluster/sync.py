@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import operator
 from functools import lru_cache
-from typing import Any, ClassVar, SupportsIndex
+from typing import ClassVar, SupportsIndex
 
 import msgspec
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
-
-Array = np.ndarray[Any, Any]
 
 
 class APS(msgspec.Struct, frozen=True, tag="aps"):

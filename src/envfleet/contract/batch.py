@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.contract.arrays import BoolArray, FloatArray, IntArray
+
 
 class StepBatch(NamedTuple):
     """One batch of results. Leased from the pool: its memory is reused only when the last array dies.
@@ -15,11 +17,11 @@ class StepBatch(NamedTuple):
     the form of the observation space; values of spaces that are no arrays come as a tuple of B objects.
     """
 
-    env_ids: NDArray[np.int32]  # [B]
+    env_ids: IntArray  # [B]
     obs: Any  # tree of [B, *leaf.shape]
-    rewards: NDArray[np.float64]  # [B]
-    terminated: NDArray[np.bool_]  # [B]
-    truncated: NDArray[np.bool_]  # [B]
+    rewards: FloatArray  # [B]
+    terminated: BoolArray  # [B]
+    truncated: BoolArray  # [B]
     infos: dict[int, dict[str, Any]]  # by row; rows with nothing to say are absent
     info_columns: dict[str, Any] | None = None  # joined already: `key` and its mask `_key`
     final_rows: NDArray[np.intp] | None = None  # same-step autoreset: rows whose episode ended here

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.spaces import Leaf, has_nan
 
-Array = np.ndarray[Any, Any]
 MOST_COLUMNS = 32
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
-
-Array = np.ndarray[Any, Any]
 
 HIGHEST_LOGIT = 1e30  # inf counts as this: inf - inf says nothing
 

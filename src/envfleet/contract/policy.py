@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 
-Array = np.ndarray[Any, Any]
 State = Mapping[str, Array]  # what a recurrent policy remembers, by name, a row for each env
 
 

@@ -8,10 +8,9 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFleetError
 from envfleet.contract.spaces import Leaf, SpaceTree
-
-Array = np.ndarray[Any, Any]
 
 _NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 

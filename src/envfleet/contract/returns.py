@@ -6,29 +6,27 @@ only cut off (truncated, not terminated), the value of its final observation sta
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from envfleet.contract.arrays import Array, BoolArray, FloatArray
 from envfleet.contract.errors import UsageError
 from envfleet.contract.rollout import Rollout
-
-Array = np.ndarray[Any, Any]
 
 
 class Gae(NamedTuple):
     """Generalized advantage estimates."""
 
-    advantages: NDArray[np.float64]  # [T, N]
-    returns: NDArray[np.float64]  # [T, N] advantages + values: targets for the values
+    advantages: FloatArray  # [T, N]
+    returns: FloatArray  # [T, N] advantages + values: targets for the values
 
 
 class Vtrace(NamedTuple):
     """V-trace's targets and advantages (Espeholt et al., 2018)."""
 
-    value_targets: NDArray[np.float64]  # [T, N]
-    advantages: NDArray[np.float64]  # [T, N] for the policy gradient, weighted by the clipped rho
+    value_targets: FloatArray  # [T, N]
+    advantages: FloatArray  # [T, N] for the policy gradient, weighted by the clipped rho
 
 
 def gae(
@@ -102,7 +100,7 @@ def vtrace(
 
 def _following_values(
     rewards: Array, values: Array, next_values: Array, terminated: Array, truncated: Array, final_values: Array
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+) -> tuple[FloatArray, BoolArray]:
     """The value of what follows each step within its episode, and where episodes end."""
     _require_shapes(rewards, values=values, terminated=terminated, truncated=truncated, final_values=final_values)
     if np.shape(next_values) != np.shape(rewards)[1:]:

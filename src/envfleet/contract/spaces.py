@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet import _native
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import InvalidAction
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -109,7 +110,7 @@ def _unflatten(space: spaces.Space[Any], values: Iterator[Any]) -> Any:
     return next(values)
 
 
-def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> np.ndarray[Any, Any]:
+def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> Array:
     array = np.asarray(value)
     expected = (num_rows, *leaf.shape)
     if array.shape != expected:
@@ -122,7 +123,7 @@ def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> np.ndarr
     return array
 
 
-def has_nan(array: np.ndarray[Any, Any]) -> bool:
+def has_nan(array: Array) -> bool:
     """Whether an array of floats holds NaN."""
     if array.dtype.char in "fd" and array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
         return _native.has_nan(array)

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.policies.by_path import PolicySpec, imported
@@ -18,8 +19,6 @@ from envfleet.policies.functions import FunctionPolicy
 from envfleet.policies.recurrent import RecurrentTorchPolicy, is_recurrent
 from envfleet.policies.torch_arrays import state_arrays, tensor_arrays
 from envfleet.policies.torch_module import TorchPolicy
-
-Array = np.ndarray[Any, Any]
 
 METHODS = ("act", "log_prob", "values", "get_weights", "set_weights")
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
-
-Array = np.ndarray[Any, Any]
 
 
 def num_rows_of(tree: Any) -> int:

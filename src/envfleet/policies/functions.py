@@ -7,12 +7,11 @@ from typing import Any, get_args
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution, from_arrays
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import num_rows_of, require_rows, require_weights
-
-Array = np.ndarray[Any, Any]
 
 
 class FunctionPolicy:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Gaussian
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
-
-Array = np.ndarray[Any, Any]
 
 # Without noise two actors would be infinitely far apart: log-probs and distributions are told as if it were at least
 # this share of half the range of actions (or this itself, where they have no bounds).

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted, ExposesDistribution, Recurrent, Seedable
@@ -17,8 +18,6 @@ from envfleet.contract.spaces import Leaf, SpaceTree
 from envfleet.policies.adapting import as_policy
 from envfleet.policies.by_path import PolicySpec
 from envfleet.policies.checks import joined, require_weights, split_weights
-
-Array = np.ndarray[Any, Any]
 
 
 class RunningMoments:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Categorical, Gaussian
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
-
-Array = np.ndarray[Any, Any]
 
 # With epsilon = 0 all but one action would have probability 0, and two such policies an infinite divergence: their
 # probabilities are told as if each action had at least this one. With more than 100 actions it is less, 0.1 in all.

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted, State
 from envfleet.policies.checks import num_rows_of
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 from envfleet.policies.torch_distributions import as_distribution
-
-Array = np.ndarray[Any, Any]
 
 FORM = (
     "get_action_and_value(obs, lstm_state, done, action=None) -> action, log_prob, entropy, value, lstm_state "

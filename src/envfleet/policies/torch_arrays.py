@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from envfleet._native import has_nan
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.policies.checks import require_rows, require_weights
-
-Array = np.ndarray[Any, Any]
 
 
 class TorchBorder:

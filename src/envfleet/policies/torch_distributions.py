@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Bernoulli, Categorical, Distribution, Gaussian, MultiCategorical
 from envfleet.policies.torch_arrays import import_torch
-
-Array = np.ndarray[Any, Any]
 
 
 def as_distribution(given: Any, num_rows: int) -> Distribution | None:

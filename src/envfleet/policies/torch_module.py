@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
@@ -16,8 +15,6 @@ from envfleet.policies.checks import num_rows_of
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 from envfleet.policies.torch_distributions import as_distribution
 from envfleet.policies.tracing import Acting, traced_acting
-
-Array = np.ndarray[Any, Any]
 
 
 class TorchPolicy:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from envfleet.contract.arrays import BoolArray
 from envfleet.contract.errors import UsageError
 
 
@@ -38,7 +39,7 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int
     return [None if each is None else int(each) for each in seeds]
 
 
-def take_reset_mask(options: dict[str, Any], num_envs: int) -> NDArray[np.bool_] | None:
+def take_reset_mask(options: dict[str, Any], num_envs: int) -> BoolArray | None:
     """Take the mask out of the options (which are ours): envs must not see it."""
     if "reset_mask" not in options:
         return None

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
 
-IntArray = NDArray[np.int32]
 # All of step() in one call: its five results; None if the actions need a closer look, and nothing was done; False if
 # the results do, and are to be received.
 StepAtOnce = Callable[[Any], tuple[Any, ...] | bool | None]

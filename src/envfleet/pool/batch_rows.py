@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from envfleet.contract.arrays import Array, BoolArray, FloatArray
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.vector.infos import rows_of
 
-StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+StepResult = tuple[Any, FloatArray, BoolArray, BoolArray, dict[str, Any]]
 
 
-def rows_of_result(tree: SpaceTree, result: StepResult, rows: NDArray[Any]) -> StepResult:
+def rows_of_result(tree: SpaceTree, result: StepResult, rows: Array) -> StepResult:
     """The chosen rows, in that order, copied. `tree` is the observation space's."""
     obs, rewards, terminated, truncated, infos = result
     leaves = [

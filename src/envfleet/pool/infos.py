@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
+
 
 def join_infos(infos: Mapping[int, Mapping[str, Any]], num_rows: int) -> dict[str, Any]:
     """`infos` by row -> for each key an array of `num_rows` values, and a mask of the rows that have it.
@@ -32,7 +34,7 @@ def join_infos(infos: Mapping[int, Mapping[str, Any]], num_rows: int) -> dict[st
     return joined
 
 
-def object_column(column: Mapping[int, Any], num_rows: int) -> np.ndarray[Any, Any]:
+def object_column(column: Mapping[int, Any], num_rows: int) -> Array:
     """An array of objects, None in rows that have none."""
     array = np.full(num_rows, fill_value=None, dtype=object)
     for row, value in column.items():
@@ -40,7 +42,7 @@ def object_column(column: Mapping[int, Any], num_rows: int) -> np.ndarray[Any, A
     return array
 
 
-def _join_column(column: Mapping[int, Any], num_rows: int) -> np.ndarray[Any, Any]:
+def _join_column(column: Mapping[int, Any], num_rows: int) -> Array:
     values = list(column.values())
     kinds = {type(value) for value in values}
     dtypes: set[np.dtype[Any]] = set()

@@ -11,11 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet._native import AreaResize
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.pixels import Pixels
 from envfleet.pool.simulators.mujoco_gl import drawing, release
-
-Array = np.ndarray[Any, Any]
 
 _GREY = np.array([0.2125, 0.7154, 0.0721])  # shares of red, green and blue; as Gymnasium's GrayscaleObservation
 

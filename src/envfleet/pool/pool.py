@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import ArrayLike
 
 from envfleet import _native
+from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import (
@@ -30,7 +31,7 @@ from envfleet.contract.errors import (
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
-from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
+from envfleet.pool.backend import Backend, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
 from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.infos import join_infos, object_column
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Env, Transition
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
 from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import ENV_ERRORS, Failure, GuardedEpisode
 from envfleet.pool.process.rows import Extras, RowWriter, action_reader, assemble_batch

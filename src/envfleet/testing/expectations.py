@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.testing.envs import Act
 
@@ -16,7 +17,7 @@ Check = Callable[[Make, Autoreset], None]
 STEP, EPISODE, LAST_ACT = 1, 2, 3  # columns of ScriptedEnv's observation
 
 
-def acts(*actions: Act) -> np.ndarray[Any, Any]:
+def acts(*actions: Act) -> Array:
     """Actions for ScriptedEnv."""
     return np.array(actions, dtype=np.int64)
 

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from envfleet.cluster.cluster_env import ClusterEnv
+from envfleet.contract.arrays import Array
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import Job, Launcher, WorkerJob, WorkerStatus
 from envfleet.policies.functions import FunctionPolicy
-
-Array = np.ndarray[Any, Any]
 
 NUM_WORKERS = 2
 NUM_ENVS_PER_WORKER = 2

@@ -14,14 +14,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.testing import assert_allclose, assert_array_equal
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Bernoulli, Categorical, Distribution, Gaussian, from_arrays, k3, kl
 from envfleet.contract.errors import InvalidAction
 from envfleet.contract.policy import Acted, ExposesDistribution, Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy, build_policy, code_of, is_policy_like
 from envfleet.policies.seeding import seed_policy
-
-Array = np.ndarray[Any, Any]
 
 NUM_ROWS = 6
 NUM_SAMPLES = 1000  # for each of NUM_ROWS observations, where a mean is compared

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.testing import assert_array_equal
 
+from envfleet.contract.arrays import Array
 from envfleet.testing.envs import Act, ScriptedEnv
 
 HARMLESS = (Act.GO_ON, Act.TERMINATE, Act.TRUNCATE, Act.END_BOTH)
@@ -58,7 +59,7 @@ def run_program(pool: VectorEnv[Any, Any, Any], program: Program) -> None:
         oracle.close()
 
 
-def _reset_some(pool: Any, oracle: Any, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _reset_some(pool: Any, oracle: Any, mask: Array) -> Array:
     if mask.any():
         got = pool.reset(options={"reset_mask": mask.copy()})
         expected_obs, expected_infos = oracle.reset(options={"reset_mask": mask.copy()})

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from envfleet.cluster.head.divergence import Probes
 from envfleet.cluster.head.membership import Member
@@ -28,9 +25,9 @@ from envfleet.cluster.wire.orders import Ledger
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.wire.transfers import Transfers
+from envfleet.contract.arrays import Arrays
 from envfleet.contract.stats import WorkerStats
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 Result = Rows | Collected | list[Any] | OrderFailed
 
 

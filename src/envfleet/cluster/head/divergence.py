@@ -14,12 +14,11 @@ import numpy as np
 from envfleet.cluster.sync import probe_rows
 from envfleet.cluster.wire.rollouts import Collected, named
 from envfleet.contract import distributions
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import ExposesDistribution, Policy, Recurrent, State
 from envfleet.contract.spaces import SpaceTree
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

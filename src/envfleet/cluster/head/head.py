@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.desk import Desk, Result
 from envfleet.cluster.head.membership import Member
@@ -45,12 +43,12 @@ from envfleet.cluster.wire.rollouts import Collected, Rows
 from envfleet.cluster.wire.row_checks import SuspectRows
 from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.cluster.wire.transfers import Digests
+from envfleet.contract.arrays import Array
 from envfleet.contract.policy import PolicyCode
 from envfleet.contract.stats import RunStats
 
 logger = logging.getLogger("envfleet.cluster")
 
-Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 Frames = list[Any]
 

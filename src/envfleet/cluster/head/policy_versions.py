@@ -11,10 +11,10 @@ from envfleet.cluster.wire.codec import DTYPES, NAME_OF, encode
 from envfleet.cluster.wire.messages import Code, Weights
 from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.cluster.wire.weights import digest, from_bfloat16, to_bfloat16
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import PolicyCode
 
-Array = np.ndarray[Any, Any]
 Frames = list[Any]
 
 LEAST_BFLOAT16 = 256  # numbers in an array: less is not worth its precision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,11 @@ from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import RolloutForm
 from envfleet.cluster.wire.spaces import space_of
 from envfleet.cluster.wire.transfers import Transfers, num_bytes
+from envfleet.contract.arrays import Arrays
 from envfleet.contract.spaces import SpaceTree
 
 logger = logging.getLogger("envfleet.cluster")
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 Frames = list[Any]
 
 

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from envfleet.cluster.wire.messages import Limits
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
 
-Array = np.ndarray[Any, Any]
 Frame = bytes | memoryview | Array  # whatever has a contiguous buffer
 Message = TypeVar("Message", bound=msgspec.Struct)
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from envfleet.cluster.wire.bounded_msgpack import decode_bounded
 from envfleet.cluster.wire.codec import DTYPES, NAME_OF, BadMessage, require_booleans
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
 
-Array = np.ndarray[Any, Any]
 MAX_DEPTH = 64
 _MAX_DIMS = 32
 _MOST_ALIKE = 64  # keys of one dictionary with the same hash: (-1, -2) and (-2, -1) have, but few others by chance

@@ -15,12 +15,12 @@ from envfleet.cluster.wire import stacks
 from envfleet.cluster.wire.codec import BadMessage, require_booleans
 from envfleet.cluster.wire.plain_values import from_plain, join_info_rows
 from envfleet.cluster.wire.row_checks import NONE_SUSPECT, RowChecks, SuspectRows, require_ends
+from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import from_arrays
 from envfleet.contract.errors import UsageError
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 
-Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 MOST_EXTRAS = 64

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from envfleet.cluster.wire.codec import BadMessage
+from envfleet.contract.arrays import Array
 from envfleet.contract.bounds import Bounds
 from envfleet.contract.spaces import Leaf, SpaceTree, has_nan
 
-Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 Bounded = tuple[Bounds, Array]
 

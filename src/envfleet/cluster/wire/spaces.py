@@ -13,9 +13,9 @@ from gymnasium import spaces
 
 from envfleet.cluster.wire.codec import DTYPES, BadMessage, require_booleans
 from envfleet.cluster.wire.messages import Limits
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
 
-Array = np.ndarray[Any, Any]
 Space = spaces.Space[Any]
 MAX_BOUNDS_BYTES = 1 << 26  # of all spaces in one description: what a description of a few bytes can make us allocate
 MAX_DEPTH = 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from envfleet.contract.arrays import Array
 
 LEAST_BYTES = 1 << 20  # smaller ones are no trouble
 MOST_KEPT = 8

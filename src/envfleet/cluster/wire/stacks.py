@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from envfleet.cluster.wire.codec import NAME_OF, BadMessage
+from envfleet.contract.arrays import Array
 
-Array = np.ndarray[Any, Any]
 _MIN_STACK, _MAX_STACK = 2, 16
 _MIN_ROW_BYTES = 1024
 _WORTHWHILE = 2 / 3  # of the plain size, at most

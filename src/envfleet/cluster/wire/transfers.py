@@ -18,8 +18,8 @@ import numpy as np
 
 from envfleet.cluster.wire.codec import BadMessage, encode
 from envfleet.cluster.wire.messages import CHUNK_BYTES, AboutChunks, Chunk, ChunkProbe, ChunksReceived, Limits
+from envfleet.contract.arrays import Array
 
-Array = np.ndarray[Any, Any]
 Frames = list[Any]
 
 WINDOW = 16  # chunks that are sent and not yet received: 4 MiB

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from envfleet.cluster.wire.codec import BadMessage
 from envfleet.cluster.wire.messages import Weights
-
-Array = np.ndarray[Any, Any]
+from envfleet.contract.arrays import Array
 
 
 def unpacked(message: Weights, arrays: Mapping[str, Array]) -> dict[str, Array]:

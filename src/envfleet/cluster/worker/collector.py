@@ -15,12 +15,12 @@ from envfleet.cluster.wire.row_checks import RowChecks
 from envfleet.cluster.wire.spare_arrays import SpareArrays
 from envfleet.cluster.worker.policy_state import PolicyError, PolicyState
 from envfleet.cluster.worker.probing import Probing
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.policy import Acted, Policy
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.pool import EnvPool
 
-Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 Result = TypeVar("Result")
 

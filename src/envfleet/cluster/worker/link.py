@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import (
     MOST_HOST_CHARS,
@@ -35,12 +33,12 @@ from envfleet.cluster.wire.messages import (
 from envfleet.cluster.wire.orders import Numbered, Outbox
 from envfleet.cluster.wire.transfers import num_bytes
 from envfleet.cluster.worker.socket import FIRST_RESEND_S, WorkerSocket
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import ClusterError
 from envfleet.contract.exits import WorkerExit
 
 logger = logging.getLogger("envfleet.worker")
 
-Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 JOIN_S = 60.0  # for an answer to Join

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.policy import Policy, Recurrent
-
-Array = np.ndarray[Any, Any]
 
 
 class PolicyError(Exception):

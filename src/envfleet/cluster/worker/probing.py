@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from envfleet.cluster.worker.policy_state import PolicyError, PolicyState
+from envfleet.contract.arrays import Array
 from envfleet.contract.policy import ExposesDistribution, Policy
 from envfleet.contract.spaces import SpaceTree
 
-Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 

@@ -7,11 +7,10 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 
 from envfleet.cluster.wire.codec import BadMessage, Decoder
@@ -19,11 +18,11 @@ from envfleet.cluster.wire.messages import PROCESS_NAME_BYTES, AboutChunks, From
 from envfleet.cluster.wire.sockets import has_message, open_dealer, recv_frames, send_frames
 from envfleet.cluster.wire.transfers import Transfer, Transfers, digest_of
 from envfleet.cluster.worker.watchdog import Watchdog
+from envfleet.contract.arrays import Arrays
 from envfleet.contract.errors import ClusterError
 
 logger = logging.getLogger("envfleet.worker")
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 FIRST_RESEND_S = 5.0  # until the head has said how long
 BACKGROUND_S = 0.02

@@ -42,6 +42,7 @@ from envfleet.cluster.worker.link import Cancelled, Leave, Link
 from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.watchdog import leave_with_stdin
 from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.policies.adapting import build_policy
@@ -52,7 +53,6 @@ from envfleet.pool.process.tolerant_output import tolerate_full_disk
 
 logger = logging.getLogger("envfleet.worker")
 
-Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 FAILED = 1  # the exit code of all that WorkerExit does not name

@@ -13,13 +13,14 @@ import gymnasium
 import numpy as np
 
 from envfleet import _native
+from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.errors import MissingExtra, NotReset, PoolTimeout, UsageError
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
-from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
 from envfleet.pool.batch_layout import NUM_FIXED, Column, batch_store
 from envfleet.pool.guard import Failure
 from envfleet.pool.native.failures import Asked, NativeFailures

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.contract.arrays import Array
+
 Description = tuple[str, str, tuple[int, ...], list[float], list[float], list[int], list[str], list[Any]]
 
 
@@ -26,6 +28,6 @@ def gymnasium_space(description: Description) -> spaces.Space[Any]:
     return spaces.Tuple([gymnasium_space(part) for part in parts])
 
 
-def _bound(values: list[float], shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+def _bound(values: list[float], shape: tuple[int, ...], dtype: str) -> Array:
     bound = np.array(values, dtype=dtype)
     return np.full(shape, bound[0], dtype) if bound.size == 1 else bound.reshape(shape)

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from envfleet import _native
+from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.process import child as process_child
@@ -276,7 +277,7 @@ class ProcessBackend:
         else:
             logger.info("%d worker processes fit: %s", self._shape.num_children, times)
 
-    def _extras(self, env_ids: np.ndarray[Any, Any], row_flags: np.ndarray[Any, Any]) -> dict[int, Extras]:
+    def _extras(self, env_ids: Array, row_flags: Array) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
         for row in np.flatnonzero(row_flags & _native.HAS_OBJECTS).tolist():
             has_final = bool(row_flags[row] & _native.HAS_FINAL)

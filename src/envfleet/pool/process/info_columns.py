@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.results import WrongResult
 from envfleet.pool.batch_layout import Column
-
-Array = np.ndarray[Any, Any]
 
 
 class InfoColumns:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Transition
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.process.info_columns import InfoColumns
 
-Array = np.ndarray[Any, Any]
 NO_INFO_COLUMNS = InfoColumns({})
 
 

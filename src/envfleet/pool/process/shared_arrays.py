@@ -6,11 +6,11 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from envfleet._native import Board
+from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.batch_layout import NUM_FIXED, Column, aligned, batch_store, place_columns
@@ -69,7 +69,7 @@ class SharedArrays:
         board_bytes = _board_bytes(shape)
         self._memory = mmap.mmap(files.board, board_bytes + _action_bytes(shape.num_envs, actions))
         self.board = Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
-        self.action_columns: list[np.ndarray[Any, Any] | None]  # [N, *leaf.shape]; None for objects
+        self.action_columns: list[Array | None]  # [N, *leaf.shape]; None for objects
         self.action_columns = [None] * len(actions.leaves)
         fields, _ = place_columns(shape.num_envs, _columns(actions))
         for leaf, (offset, dtype, row_shape) in zip(actions.array_leaves, fields, strict=True):
@@ -94,9 +94,7 @@ class SharedArrays:
         """Size the board's file for the actions, too; the batches' files grow by themselves."""
         os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions))
 
-    def split(
-        self, arrays: Sequence[np.ndarray[Any, Any]]
-    ) -> tuple[Sequence[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]]]:
+    def split(self, arrays: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
         """The columns of rows (observations, declared infos) and of final rows among all arrays of a batch."""
         end = NUM_FIXED + self._num_row_columns
         return arrays[NUM_FIXED:end], arrays[end:]

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import logger as gymnasium_logger
 
 from envfleet import _native
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import MissingExtra
 from envfleet.pool.native.twins import NotNative, Twin
 
@@ -92,7 +93,7 @@ def _bipedal_walker_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
 class _NotedDraws:
     """Stands in for a random generator: gives the numbers that the native env drew."""
 
-    def __init__(self, draws: np.ndarray[Any, Any]) -> None:
+    def __init__(self, draws: Array) -> None:
         self._draws = iter(draws.tolist())
 
     def random(self) -> float:
@@ -108,7 +109,7 @@ class _NotedDraws:
 
 
 @contextmanager
-def _drawing_from(env: Any, draws: np.ndarray[Any, Any]) -> Iterator[None]:
+def _drawing_from(env: Any, draws: Array) -> Iterator[None]:
     own = env.np_random
     env._np_random = _NotedDraws(draws)
     try:
@@ -172,13 +173,13 @@ def _give_bipedal_walker(env: Any, state: bytes) -> None:
     env.lidar_render = num_steps % 100  # one ray after the other is drawn
 
 
-def _split(numbers: np.ndarray[Any, Any], num_bodies: int) -> tuple[Any, Any, Any]:
+def _split(numbers: Array, num_bodies: int) -> tuple[Any, Any, Any]:
     """What all tasks show: their bodies; contacts, crash and shaping; the rest."""
     size = num_bodies * _BODY_SIZE
     return numbers[:size].reshape(num_bodies, _BODY_SIZE), numbers[size : size + 4], numbers[size + 4 :]
 
 
-def _place(bodies: list[Any], rows: np.ndarray[Any, Any]) -> None:
+def _place(bodies: list[Any], rows: Array) -> None:
     for body, (x, y, angle, speed_x, speed_y, spin) in zip(bodies, rows.tolist(), strict=True):
         body.transform = ((x, y), angle)
         body.linearVelocity, body.angularVelocity = (speed_x, speed_y), spin

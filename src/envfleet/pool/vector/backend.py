@@ -8,20 +8,19 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.results import ObservationCheck, number_rows
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import IntArray, Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
 from envfleet.pool.guard import ENV_ERRORS, Failure
 from envfleet.pool.infos import object_column
 from envfleet.pool.traits import set_attribute, value_of
 from envfleet.pool.vector.infos import copied, put_rows, rows_of
 from envfleet.pool.vector.vectorized import Rows, StepRows, Vectorized, close_vector, traits_of_vector
-
-Array = np.ndarray[Any, Any]
 
 
 class VectorBackend:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.pool.vector.infos import with_masks
-from envfleet.pool.vector.vectorized import LARGEST_SEED, Array, Rows, StepRows, require_drawing
+from envfleet.pool.vector.vectorized import LARGEST_SEED, Rows, StepRows, require_drawing
 
 
 class EnvPoolVector:

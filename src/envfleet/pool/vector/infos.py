@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.pool.infos import object_column
-
-Array = np.ndarray[Any, Any]
 
 _NOT_INFOS = ("env_id", "players")  # EnvPool and ale-py say there which env a row belongs to
 

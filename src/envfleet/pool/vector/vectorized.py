@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.results import reset_result, vector_step_result
@@ -23,7 +24,6 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.pool.foreign_envs import hint
 from envfleet.pool.vector.infos import rows_of, with_masks
 
-Array = np.ndarray[Any, Any]
 Rows = tuple[Any, dict[str, Any]]  # observations and joined infos
 StepRows = tuple[Any, Any, Any, Any, dict[str, Any]]
 
