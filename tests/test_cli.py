@@ -10,7 +10,7 @@ import pytest
 
 from envfleet import Kubernetes, Slurm, __version__
 from envfleet.cli import SOME_HEAD, main
-from envfleet.cluster.wire.sockets import KEYS_VARIABLE
+from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.kubernetes.manifest import manifest_yaml
 from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.slurm.script import head_script, sbatch_script

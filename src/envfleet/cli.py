@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envfleet.cluster.wire.sockets import KEYS_VARIABLE
 from envfleet.contract.errors import EnvFleetError, MissingExtra
+from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.kubernetes.fields import check_fields
 from envfleet.launchers.kubernetes.manifest import fleet_manifest, manifest_yaml
 from envfleet.launchers.kubernetes.settings import Kubernetes

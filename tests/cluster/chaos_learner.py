@@ -40,7 +40,7 @@ def worker_pids():
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"envfleet.cluster.worker.worker" in arguments and is_running(pid):
+            if b"envfleet.cluster.worker" in arguments and is_running(pid):
                 found.append((arguments[arguments.index(b"--worker") + 1], pid))
     return [pid for _, pid in sorted(found)]
 

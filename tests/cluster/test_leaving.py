@@ -14,8 +14,9 @@ from detach_agents import DiscreteAgent
 from test_addressing import has_version_6
 
 from envfleet import ClusterEnv
-from envfleet.cluster.wire.sockets import KEYS_VARIABLE, RunKeys
+from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.exits import WorkerExit
+from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from waiting import is_running, wait_until
 

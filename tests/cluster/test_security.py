@@ -16,8 +16,9 @@ import envfleet
 from cluster_envs import Accounts, Agent, CountingEnv
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, Heartbeat, Join, PullWeights
-from envfleet.cluster.wire.sockets import KEYS_VARIABLE, RunKeys
+from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.local import Local
 from envfleet.launchers.processes import Command

@@ -112,7 +112,7 @@ def groups():
 
 def worker_processes():
     """Worker commands below this process."""
-    return [pid for pid in descendants(os.getpid()) if "envfleet.cluster.worker.worker" in command_line(pid)]
+    return [pid for pid in descendants(os.getpid()) if "envfleet.cluster.worker" in command_line(pid)]
 
 
 def command_line(pid):

@@ -8,6 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from envfleet.contract.worker_environment import (
+    CPUS_VARIABLE,
+    MODULE_PATH_VARIABLE,
+    THREAD_COUNT_VARIABLES,
+    cpu_list,
+    module_path,
+)
 from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.processes import Command, Processes
 
@@ -46,10 +53,10 @@ def _environment(job: WorkerJob, python: str | None, cpus: Sequence[int] | None)
     environment = {**os.environ, **job.environment}
     if python is None:
         # The workers find the modules that this process finds: policies and envs given by their import path.
-        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        environment[MODULE_PATH_VARIABLE] = module_path(sys.path)
     if cpus is not None:
-        environment["ENVFLEET_CPUS"] = ",".join(map(str, cpus))
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment[CPUS_VARIABLE] = cpu_list(cpus)
+        for name in THREAD_COUNT_VARIABLES:
             environment.setdefault(name, str(len(cpus)))
     return environment
 

@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.contract.worker_environment import NUM_CPUS_VARIABLE, THREAD_COUNT_VARIABLES
 from envfleet.launchers.hosts import is_loopback
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import Command, Processes
@@ -156,11 +157,8 @@ def remote_script(launcher: SSH, job: WorkerJob, worker: int) -> str:
         # The standard input is the worker's: no other command may take from it.
         lines.append(f"{{ {command}\n}} </dev/null || {{ echo {note} >&2; exit {SETUP_FAILED}; }}")
     if launcher.cpus_per_worker is not None:
-        lines.append(f"export ENVFLEET_NUM_CPUS={launcher.cpus_per_worker}")
-        lines += [
-            f'export {name}="${{{name}:-{launcher.cpus_per_worker}}}"'
-            for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        ]
+        lines.append(f"export {NUM_CPUS_VARIABLE}={launcher.cpus_per_worker}")
+        lines += [f'export {name}="${{{name}:-{launcher.cpus_per_worker}}}"' for name in THREAD_COUNT_VARIABLES]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (launcher.env or {}).items()]
     lines += [f"export {name}" for name in sorted(job.environment)]
     lines.append(f"{_program(launcher.python)} {shlex.join((*job.arguments(worker), '--ends-with-stdin'))}")

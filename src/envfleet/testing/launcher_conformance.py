@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envfleet.cluster.wire.sockets import KEYS_VARIABLE, RunKeys
+from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.errors import EnvFleetError
 from envfleet.contract.stats import WorkerStats
+from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.launcher import Job, Launcher, WorkerJob, WorkerState
 from envfleet.testing.launcher_fleet import (
     AGENT,

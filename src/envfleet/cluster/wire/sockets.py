@@ -14,12 +14,12 @@ from zmq.utils import z85  # noqa: TID253
 
 from envfleet.cluster.wire.messages import MOST_FRAME_BYTES
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.contract.worker_environment import KEYS_VARIABLE
 
 # Plain numbers are quicker than enums.
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 LONGEST_WAIT_MS = 200  # of a worker for a message: then it sees what else is to be done
-KEYS_VARIABLE = "ENVFLEET_KEYS"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a client may connect
 HANDSHAKE_S = 3.0  # a connection that has not proved by then that it has the run's key is closed
 

@@ -6,7 +6,8 @@ import ctypes
 import os
 from pathlib import Path
 
-from envfleet.cluster.wire.sockets import KEYS_VARIABLE, read_keys
+from envfleet.cluster.wire.sockets import read_keys
+from envfleet.contract.worker_environment import KEYS_VARIABLE
 
 
 def take_keys(keys_file: Path | None) -> str | None:

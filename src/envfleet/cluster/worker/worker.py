@@ -34,7 +34,6 @@ from envfleet.cluster.wire.messages import (
     Welcome,
 )
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
-from envfleet.cluster.wire.sockets import KEYS_VARIABLE
 from envfleet.cluster.wire.spaces import describe_space
 from envfleet.cluster.wire.weights import digest, unpacked
 from envfleet.cluster.worker.keys import take_keys
@@ -45,6 +44,7 @@ from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendabl
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
 from envfleet.policies.adapting import build_policy
 from envfleet.policies.seeding import seed_policy
 from envfleet.policies.torch_module import prepare_worker
@@ -290,9 +290,9 @@ def _serve(link: Link) -> str:
 
 def _keep_to_cpus() -> None:
     """The launcher says which CPUs are this worker's: pool and policy count those."""
-    cpus = os.environ.get("ENVFLEET_CPUS")
+    cpus = os.environ.get(CPUS_VARIABLE)
     if cpus:
         try:
-            os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+            os.sched_setaffinity(0, cpus_in(cpus))
         except (OSError, ValueError) as error:
             logger.warning("this worker cannot keep to CPUs %s: %s", cpus, error)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envfleet.contract.exits import WorkerExit
+from envfleet.contract.worker_environment import KEYS_VARIABLE, UNBUFFERED_VARIABLE, cpu_counts
 from envfleet.launchers.kubernetes.lease import first_deadline
 from envfleet.launchers.launcher import WorkerJob
 
@@ -29,7 +30,7 @@ LEAVE_S = 10  # between SIGTERM and SIGKILL
 KEEP_ENDED_S = 600  # seconds for which a Job that has ended can be read; a Job whose head is gone ends by itself
 
 RESERVED_LABELS = frozenset((RUN_LABEL, WORKER_LABEL, "app.kubernetes.io/name", "app.kubernetes.io/component"))
-RESERVED_VARIABLES = frozenset((INDEX_VARIABLE, "ENVFLEET_KEYS"))
+RESERVED_VARIABLES = frozenset((INDEX_VARIABLE, KEYS_VARIABLE))
 PLACEHOLDER = "(the keys of the run: EnvFleet makes them when it starts)"
 
 
@@ -177,9 +178,7 @@ def _metadata(settings: Kubernetes, run: str, name: str, labels: Mapping[str, st
 
 
 def _variables(settings: Kubernetes, job: WorkerJob, secret: str) -> list[Manifest]:
-    num_cpus = str(max(1, math.ceil(settings.cpus_per_worker)))
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # they would count the node's CPUs
-    plain = {"ENVFLEET_NUM_CPUS": num_cpus, **dict.fromkeys(threads, num_cpus), "PYTHONUNBUFFERED": "1"}
+    plain = {**cpu_counts(max(1, math.ceil(settings.cpus_per_worker))), UNBUFFERED_VARIABLE: "1"}
     return [
         *({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for key in job.environment),
         *({"name": key, "value": value} for key, value in (plain | dict(settings.env or {})).items()),

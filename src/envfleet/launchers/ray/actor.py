@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envfleet.contract.exits import WorkerExit
+from envfleet.contract.worker_environment import BREAKPOINT_VARIABLE, MODULE_PATH_VARIABLE
 from envfleet.launchers.processes import end_of_file, kill_group
 
 KILL_WAIT_S = 5.0
@@ -133,13 +134,15 @@ def _log_dir() -> Path:
 
 def _environment(command: ActorCommand) -> dict[str, str]:
     environment = {**os.environ, **command.environment}
-    environment.pop("PYTHONBREAKPOINT", None)  # of Ray's debugger, which knows nothing of our processes
+    environment.pop(BREAKPOINT_VARIABLE, None)  # of Ray's debugger, which knows nothing of our processes
     if command.path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(command.path)
+        environment[MODULE_PATH_VARIABLE] = os.pathsep.join(command.path)
     elif command.python is None:
         # What Ray has unpacked for this actor, without the folders of Ray's own parts.
         import ray
 
         of_ray = Path(ray.__file__).parent
-        environment["PYTHONPATH"] = os.pathsep.join(e for e in sys.path if e and not Path(e).is_relative_to(of_ray))
+        environment[MODULE_PATH_VARIABLE] = os.pathsep.join(
+            e for e in sys.path if e and not Path(e).is_relative_to(of_ray)
+        )
     return environment

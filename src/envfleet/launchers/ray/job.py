@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.contract.worker_environment import NUM_CPUS_VARIABLE
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import end_of_file, how_it_ended
 from envfleet.launchers.ray.actor import ActorCommand, Begun, WorkerActor, is_failure
@@ -228,7 +229,7 @@ class RayJob:
         command = ActorCommand(
             python=request.python,
             arguments=self._job.arguments(worker),
-            environment={**self._job.environment, "ENVFLEET_NUM_CPUS": str(max(1, int(num_cpus)))},
+            environment={**self._job.environment, NUM_CPUS_VARIABLE: str(max(1, int(num_cpus)))},
             path=request.path,
             log_name=self._log_name(worker),
         )

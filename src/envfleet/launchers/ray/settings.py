@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envfleet.contract.errors import UsageError
+from envfleet.contract.worker_environment import MODULE_PATH_VARIABLE
 from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.ray import session as ray_session
 from envfleet.launchers.ray.job import RayJob, Request
@@ -89,7 +90,7 @@ class Ray:
         """Where workers look for modules first; None: where their actor does, which Ray has prepared."""
         if self.python is not None or set(self.runtime_env or {}) - {"env_vars"}:
             return None
-        if "PYTHONPATH" in (self.runtime_env or {}).get("env_vars", {}):
+        if MODULE_PATH_VARIABLE in (self.runtime_env or {}).get("env_vars", {}):
             return None
         # The workers find the modules that this process finds: policies and envs given by their import path.
         return tuple(os.path.abspath(entry) for entry in sys.path)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from envfleet.contract.errors import ClusterError, UsageError
+from envfleet.contract.worker_environment import MODULE_PATH_VARIABLE, cpu_counts, module_path
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import Command, Processes, end_of_file
 from envfleet.launchers.slurm.commands import (
@@ -22,7 +23,6 @@ from envfleet.launchers.slurm.commands import (
 )
 from envfleet.launchers.slurm.queue import Element, elements_of, squeue_arguments
 from envfleet.launchers.slurm.script import (
-    THREAD_VARIABLES,
     job_id_of,
     sbatch_arguments,
     sbatch_script,
@@ -228,7 +228,7 @@ class StepsJob:
         self._owner_pid = os.getpid()
         self._is_cancelled = False
         self._started_s: dict[int, float] = {}
-        threads = dict.fromkeys(THREAD_VARIABLES, str(settings.cpus_per_worker))
+        threads = cpu_counts(settings.cpus_per_worker)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_WHOLE_JOB)}
 
         def command_of(worker: int) -> Command:
@@ -320,4 +320,4 @@ def _paths(settings: Slurm) -> dict[str, str]:
     """The workers find the modules that this process finds: policies and envs given by their import path."""
     if settings.python is not None:
         return {}
-    return {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+    return {MODULE_PATH_VARIABLE: module_path(sys.path)}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from envfleet.contract.exits import WorkerExit
+from envfleet.contract.worker_environment import cpu_counts
 from envfleet.launchers.launcher import WorkerJob
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ SIGNAL_LEAD_S = 60  # before the time limit: workers finish their rollout and le
 # was not Slurm who told it, a worker must be back before the head asks for another one, after 60 s.
 REQUEUE_WAIT_S = 40
 NO_LIMIT = ("UNLIMITED", "INFINITE")  # in any case
-THREAD_VARIABLES = ("ENVFLEET_NUM_CPUS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 # -- the array of workers --
 
@@ -257,7 +257,7 @@ def _directive(option: str) -> str:
 
 
 def _exports(settings: Slurm) -> list[str]:
-    return [f"export {name}={settings.cpus_per_worker}" for name in THREAD_VARIABLES]
+    return [f"export {name}={value}" for name, value in cpu_counts(settings.cpus_per_worker).items()]
 
 
 def _setup(settings: Slurm) -> list[str]:

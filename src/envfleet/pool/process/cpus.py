@@ -8,8 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# Set by launchers: what was reserved for a worker, on a cluster that does not enforce it.
-NUM_CPUS_VARIABLE = "ENVFLEET_NUM_CPUS"
+from envfleet.contract.worker_environment import NUM_CPUS_VARIABLE
 
 
 def usable_cpus(proc: Path = Path("/proc/self"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:

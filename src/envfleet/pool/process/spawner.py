@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envfleet import _native
+from envfleet.contract.worker_environment import SPAWNER_VARIABLE, THREAD_COUNT_VARIABLES, spawner_child_variable
 
 KILL_WAIT_S = 5.0  # until killed processes are gone
-MARK = "ENVFLEET_SPAWNER"  # in the environment of all processes below a spawner: which one it is
 
 
 class Spawn(NamedTuple):
@@ -87,10 +87,10 @@ class Spawner:
         ours, theirs = socket.socketpair()
         with theirs:
             environment = dict(os.environ)
-            for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            for name in THREAD_COUNT_VARIABLES:
                 environment.setdefault(name, "1")  # children share the cores already
-            environment[MARK] = self._mark = secrets.token_hex(16)
-            environment[_child_mark(self._mark)] = _number_text(0)
+            environment[SPAWNER_VARIABLE] = self._mark = secrets.token_hex(16)
+            environment[spawner_child_variable(self._mark)] = _number_text(0)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -193,7 +193,9 @@ class _Keeper:
             self._num_forks += 1
             pid = _fork(message, self._private_fds, self._num_forks)
             self._children[pid] = message.child
-            self._marks[pid] = f"{_child_mark(os.environ[MARK])}={_number_text(self._num_forks)}".encode()
+            self._marks[pid] = (
+                f"{spawner_child_variable(os.environ[SPAWNER_VARIABLE])}={_number_text(self._num_forks)}".encode()
+            )
         elif isinstance(message, WatchBoard):
             self._board = message.attach()
         elif isinstance(message, Signal):
@@ -220,7 +222,7 @@ class _Keeper:
 
     def _end_orphans(self) -> bool:
         """Kill processes below children that have ended. Are there more to come?"""
-        name = f"{_child_mark(os.environ[MARK])}=".encode()
+        name = f"{spawner_child_variable(os.environ[SPAWNER_VARIABLE])}=".encode()
         living = {*self._marks.values(), name + _number_text(0).encode()}
         more_to_come = False
         for pid in self._orphans():
@@ -271,18 +273,13 @@ def _fork(message: Spawn, private_fds: tuple[int, ...], number: int) -> int:
         os._exit(status)
 
 
-def _child_mark(mark: str) -> str:
-    """The variable that says below which child a process is. Nurseries below a child have other names for it."""
-    return f"{MARK}_{mark}"
-
-
 def _number_text(number: int) -> str:
     return f"{number:010d}"
 
 
 def _mark_processes_below(number: int) -> None:
     """All processes below this one shall have its number in their environment, as /proc shows it."""
-    name, text = _child_mark(os.environ[MARK]), _number_text(number)
+    name, text = spawner_child_variable(os.environ[SPAWNER_VARIABLE]), _number_text(number)
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     if address := getenv(name.encode()):  # written in place, for processes that fork without exec: /proc shows that
@@ -295,7 +292,7 @@ def _parent_in(stat: bytes) -> int:
 
 
 def _marked_pids(mark: str) -> list[int]:
-    entry = f"{MARK}={mark}".encode()
+    entry = f"{SPAWNER_VARIABLE}={mark}".encode()
     return [pid for pid, environ in _processes("environ") if entry in environ.split(b"\0")]
 
 
