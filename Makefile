@@ -27,8 +27,9 @@ test: $(VENV)/with-test build/native/plain/passed
 
 # What does not go with the rest has an environment of its own: dm_control and MuJoCo 3, EnvPool, a build without Box2D.
 test-others: $(OTHERS)/ready
-	$(OTHERS)/bin/python -m pytest tests/pool/test_dm_control.py tests/pool/test_older_mujoco.py \
-		tests/pool/test_envpool_tasks.py tests/cluster/test_vector_on_workers.py tests/native/test_box2d_missing.py
+	$(OTHERS)/bin/python -m pytest tests/pool/simulators/test_dm_control.py tests/pool/simulators/test_older_mujoco.py \
+		tests/pool/vector/test_envpool_tasks.py tests/cluster/worker/test_vector_on_workers.py \
+		tests/pool/simulators/test_box2d_missing.py
 
 check: $(VENV)/with-check
 	$(BIN)/ruff check .
@@ -43,7 +44,7 @@ sanitize: build/native/thread/passed build/native/address/passed
 # Kill, stop, delay, drop and duplicate for ten minutes on each wire; tcp needs root. make chaos CHAOS_S=3600 CHAOS_SEED=7
 chaos: $(VENV)/with-test
 	set -e; for wire in $(CHAOS_WIRES); do \
-		$(BIN)/python tests/cluster/chaos.py --wire $$wire --seconds $(CHAOS_S) --seed $(CHAOS_SEED); \
+		$(BIN)/python -m tests.cluster.chaos --wire $$wire --seconds $(CHAOS_S) --seed $(CHAOS_SEED); \
 	done
 
 bench: $(VENV)/with-bench

@@ -1,22 +1,18 @@
 """How many bytes do weights and rollouts cost on slow links, as a multiple of their size?
 
-    sudo .venv/bin/python benchmarks/slow_links.py --megabytes 20 100
+    sudo .venv/bin/python -m benchmarks.slow_links --megabytes 20 100
 
 One worker at the other end of a real tcp link that is limited to 20, 50 and 200 Mb/s, with 5 ms of delay each way. What
-is counted is said in tests/cluster/link_cost.py. A ratio above 1.05 is a defect: the exit code says so.
+is counted is said in tests/support/cluster/link_cost.py. A ratio above 1.05 is a defect: the exit code says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cluster"))
-
-from link_cost import Cost, cost_of_rollout, cost_of_weights
-from tun_wire import NoWire
+from tests.support.cluster.link_cost import Cost, cost_of_rollout, cost_of_weights
+from tests.support.cluster.tun_wire import NoWire
 
 MOST_RATIO = 1.05
 

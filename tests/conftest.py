@@ -4,21 +4,18 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from waiting import own_children, wait_until
+from tests.support.waiting import own_children, wait_until
 
 # A shell ignores Ctrl-C for what it runs in the background, and so would the scripts that are interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Folders whose tests share an engine that takes long to start: they stay together, and come first.
-ENGINES = ("slurm", "ray_cluster", "kube", "launchers")
+ENGINES = ("launchers/slurm", "launchers/ray", "launchers/kubernetes", "launchers/ssh", "launchers")
 
 
 def pytest_collection_modifyitems(items):
@@ -26,7 +23,7 @@ def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
 
     def folder_of(item):
-        return item.path.relative_to(here).parts[0]
+        return str(item.path.parent.relative_to(here))
 
     for item in items:
         folder = folder_of(item)

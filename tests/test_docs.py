@@ -1,11 +1,11 @@
 """What the documents show is executed, and what they state is what the script measured."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.scripts import ROOT
+
 README = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 

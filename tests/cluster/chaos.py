@@ -1,6 +1,6 @@
 """Chaos: a real head and real workers, with a wire between them that fails in many ways.
 
-    python tests/cluster/chaos.py --wire tcp --seconds 600 --seed 7
+    python -m tests.cluster.chaos --wire tcp --seconds 600 --seed 7
 
 The wire is one that loses, doubles, delays and reorders whole messages (ipc, in this file), or a real tcp link that
 does so with packets while large payloads are under way (tcp, in chaos_tcp.py). Workers are killed and stopped, the wire
@@ -28,17 +28,15 @@ from pathlib import Path
 
 import zmq  # noqa: TID253 - this process is a cluster's own
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for waiting, when this runs as a script
-
-from chaos_learner import Learner, Setup, worker_pids
-from chaos_tcp import OverTcp
-from tun_wire import NoWire
-from zero_copy import start_thread_of_pyzmq
-
 import envfleet
-from cluster_envs import Agent, CountingEnv
 from envfleet.launchers.local import Local
-from waiting import wait_until
+from tests.support.cluster.chaos_learner import Learner, Setup, worker_pids
+from tests.support.cluster.chaos_tcp import OverTcp
+from tests.support.cluster.tun_wire import NoWire
+from tests.support.cluster.zero_copy import start_thread_of_pyzmq
+from tests.support.envs.cluster_envs import Agent, CountingEnv
+from tests.support.scripts import script_environment
+from tests.support.waiting import wait_until
 
 TIMINGS = {"heartbeat_s": 0.2, "silence_s": 3.0, "reconnect_s": 2.0, "resend_s": 0.5}
 LONGEST_PAUSE_S = 45.0  # a stopped wire, a start and a back-off fit in
@@ -153,8 +151,18 @@ class WireBetween:
 
     def launch(self, job):
         back = f"ipc://{job.run_dir}/head"
-        command = [sys.executable, __file__, "--front", self.address, "--back", back, "--seed", str(self._seed)]
-        self.process = subprocess.Popen([*command, "--counts", str(self._counts_path)])
+        command = [
+            sys.executable,
+            "-m",
+            "tests.cluster.chaos",
+            "--front",
+            self.address,
+            "--back",
+            back,
+            "--seed",
+            str(self._seed),
+        ]
+        self.process = subprocess.Popen([*command, "--counts", str(self._counts_path)], env=script_environment())
         return Local().launch(job)
 
     def counts(self):

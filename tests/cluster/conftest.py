@@ -1,16 +1,10 @@
-"""Modules of this folder can be imported by its tests, and by the workers they start. Runs leave no folder behind."""
-
-import sys
-from pathlib import Path
+"""Runs of this folder's tests leave no folder behind."""
 
 import pytest
 
-from run_folders import own_run_folders
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from tun_wire import NoWire, require_tun
-from zero_copy import start_thread_of_pyzmq
+from tests.support.cluster.tun_wire import NoWire, require_tun
+from tests.support.cluster.zero_copy import start_thread_of_pyzmq
+from tests.support.run_folders import own_run_folders
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,10 @@ import tracemalloc
 import msgspec
 import numpy as np
 import pytest
-from hand_worker import ByHand, HandWorker, cancelled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envfleet
-from cluster_envs import Agent, CountingEnv
 from envfleet import APS, EnvFailed, PolicyFailed, WorkerFailed
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.desk import Desk
@@ -27,7 +25,9 @@ from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, EnvFailure, Join, PoolPlan, Ready, Refused
 from envfleet.cluster.wire.spaces import describe_space
 from envfleet.contract.distributions import Categorical
-from waiting import wait_until
+from tests.support.cluster.hand_worker import ByHand, HandWorker, cancelled
+from tests.support.envs.cluster_envs import Agent, CountingEnv
+from tests.support.waiting import wait_until
 
 T, N = 5, 2
 AGENT = Agent()

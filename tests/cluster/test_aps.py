@@ -12,12 +12,20 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch  # noqa: TID253 - agents of torch are part of this
-from aps_agents import LossyPolicy, NoiseEnv, SampledPolicy, SeedablePolicy, ShownPolicy, SilentPolicy, log_softmax
-from detach_agents import DiscreteAgent
 
 from envfleet import APS, ClusterEnv, ClusterTimeout, Every, EveryUpdate, Never, PolicyFailed, PolicySpec, UsageError
 from envfleet.cluster.sync import probe_rows
 from envfleet.testing.programs import require_equal
+from tests.support.agents.aps_agents import (
+    LossyPolicy,
+    NoiseEnv,
+    SampledPolicy,
+    SeedablePolicy,
+    ShownPolicy,
+    SilentPolicy,
+    log_softmax,
+)
+from tests.support.agents.detach_agents import DiscreteAgent
 
 T, N = 8, 3  # steps, envs of each worker
 THRESHOLD, MAX_LAG, NUM_PROBES = 0.05, 6, 16
@@ -257,7 +265,7 @@ def test_without_probabilities_the_head_says_so(aps):
 
 def test_policies_by_their_path(aps):
     learner, random = ShownPolicy(seed=5), np.random.default_rng(0)
-    spec = PolicySpec("aps_agents:ShownPolicy", {"seed": 8}, learner)
+    spec = PolicySpec("tests.support.agents.aps_agents:ShownPolicy", {"seed": 8}, learner)
     rollout = aps.rollout(spec, T)
     first, weights = rollout.version, {rollout.version: copied(learner)}
     check_log_probs(learner, rollout, weights)
@@ -271,7 +279,7 @@ def test_policies_by_their_path(aps):
         check_log_probs(learner, rollout, weights)
     assert rollout.versions[0] == first + 3 and before.versions[0] == first
     near = {name: each + np.float32(1e-5) for name, each in weights[first + 3].items()}
-    again = PolicySpec("aps_agents:ShownPolicy", {"seed": 8}, near)
+    again = PolicySpec("tests.support.agents.aps_agents:ShownPolicy", {"seed": 8}, near)
     assert aps.rollout(again, T).versions[0] == first + 3, "the same code goes on with other weights"
 
 

@@ -4,15 +4,15 @@ import dataclasses
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from chaos import LONGEST_PAUSE_S, run
-from chaos_tcp import SETUP
 
-from cluster_envs import Accounts
 from envfleet.contract.rollout import Rollout
+from tests.cluster.chaos import LONGEST_PAUSE_S, run
+from tests.support.cluster.chaos_tcp import SETUP
+from tests.support.envs.cluster_envs import Accounts
+from tests.support.scripts import script_environment
 
 
 @pytest.mark.slow
@@ -30,8 +30,10 @@ def test_chaos():
 @pytest.mark.timeout(400)
 def test_chaos_over_tcp(tun_wire_or_skip):
     """60 MB of weights and 50 MB rollouts. The head has a process of its own: libzmq aborted it in 0.6.0."""
-    command = [sys.executable, str(Path(__file__).parent / "chaos.py"), "--wire", "tcp", "--longest-cut-s", "8"]
-    done = subprocess.run([*command, "--seconds", "60"], capture_output=True, text=True, timeout=380)
+    command = [sys.executable, "-m", "tests.cluster.chaos", "--wire", "tcp", "--longest-cut-s", "8"]
+    done = subprocess.run(
+        [*command, "--seconds", "60"], capture_output=True, text=True, timeout=380, env=script_environment()
+    )
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-4000:]}"
     report = json.loads(done.stdout.splitlines()[-1])
     print(report)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import envfleet
-from cluster_envs import Agent, CountingEnv
 from envfleet.contract.errors import (
     ChildDied,
     ClusterTimeout,
@@ -22,7 +21,8 @@ from envfleet.contract.errors import (
     StepOnEndedEpisode,
     WorkerFailed,
 )
-from waiting import wait_until
+from tests.support.envs.cluster_envs import Agent, CountingEnv
+from tests.support.waiting import wait_until
 
 AGENT = Agent()
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}

@@ -6,13 +6,10 @@ import subprocess
 import sys
 import textwrap
 from copy import deepcopy
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch  # noqa: TID253 - agents of torch are what this is about
-from detach_agents import CountingPolicy, DictAgent, DiscreteAgent, GaussianAgent
-from detach_envs import BigEnv, EveryKindEnv, StackEnv
 
 import envfleet
 from envfleet import ClusterEnv, FunctionPolicy, PolicyFailed, PolicySpec, UsageError
@@ -21,6 +18,9 @@ from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy
 from envfleet.pool.process.cpus import usable_cpus
 from envfleet.testing.programs import require_equal
+from tests.support.agents.detach_agents import CountingPolicy, DictAgent, DiscreteAgent, GaussianAgent
+from tests.support.envs.detach_envs import BigEnv, EveryKindEnv, StackEnv
+from tests.support.scripts import ROOT
 
 
 class Replay:
@@ -392,20 +392,28 @@ def test_an_import_path_is_never_pickled(cartpoles, monkeypatch):
     monkeypatch.setattr("cloudpickle.Pickler.dump", refuse)
     learner = CountingPolicy()
     learner.weights["threshold"][:] = 0.25
-    spec = PolicySpec("detach_agents:CountingPolicy", {"scale": 10.0, "names": ("b", "c")}, weights=learner)
+    spec = PolicySpec(
+        "tests.support.agents.detach_agents:CountingPolicy", {"scale": 10.0, "names": ("b", "c")}, weights=learner
+    )
     rollout = cartpoles.rollout(spec, 10)
     require_equal(rollout.actions, (rollout.obs[:, :, 0] * 10.0 > 0.25).astype(np.int64))
     assert rollout.extras["hidden"].dtype == np.float16 and rollout.extras["hidden"].shape == (10, 6, 2)
     np.testing.assert_allclose(rollout.log_probs, -1.25)
     frames = cartpoles._head.versions.code_frames()
-    assert len(frames) == 1 and b"pickled" not in bytes(frames[0]) and b"detach_agents:CountingPolicy" in frames[0]
+    assert (
+        len(frames) == 1
+        and b"pickled" not in bytes(frames[0])
+        and b"tests.support.agents.detach_agents:CountingPolicy" in frames[0]
+    )
     learner.weights["threshold"][:] = 0.5
     np.testing.assert_allclose(cartpoles.rollout(spec, 2).log_probs, -1.5)
 
 
 def test_a_torch_module_by_its_import_path(cartpoles):
     learner = DiscreteAgent(seed=77)
-    rollout = cartpoles.rollout(PolicySpec("detach_agents:DiscreteAgent", {"seed": 1}, weights=learner), 5)
+    rollout = cartpoles.rollout(
+        PolicySpec("tests.support.agents.detach_agents:DiscreteAgent", {"seed": 1}, weights=learner), 5
+    )
     check_agent(learner, rollout, SpaceTree(cartpoles.single_observation_space))
 
 
@@ -472,7 +480,7 @@ def test_a_policy_of_a_main_script(tmp_path):
             """
         )
     )
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "error"}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, env=environment)
     assert (ran.returncode, ran.stdout) == (0, "runs once\ndone\n"), ran.stderr
 

@@ -4,12 +4,10 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from detach_envs import ACTION_SPACES, EveryKindEnv
 from gymnasium.wrappers import vector as wrappers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +17,8 @@ from envfleet import Autoreset, ClusterEnv, EnvSpec
 from envfleet.testing import CHECKS, PYTHON_ENV_CHECKS, Act, BoxActionEnv, Program, ScriptedEnv, TreeEnv, run_program
 from envfleet.testing import conformance as suite
 from envfleet.testing.programs import HARMLESS, require_equal
+from tests.support.envs.detach_envs import ACTION_SPACES, EveryKindEnv
+from tests.support.scripts import ROOT
 
 MODES = list(Autoreset)
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
@@ -312,11 +312,11 @@ ENV_KINDS = {
     "list of factories": {"env": [partial(EveryKindEnv, level=i) for i in range(4)], "backend": "serial"},
     "spec of an id": {"env": EnvSpec(id="FrozenLake-v1", kwargs={"map_name": "8x8"}, max_episode_steps=9)},
     "spec of a factory": {
-        "env": EnvSpec(factory="detach_envs:EveryKindEnv", kwargs={"level": 6}, max_episode_steps=6),
+        "env": EnvSpec(factory="tests.support.envs.detach_envs:EveryKindEnv", kwargs={"level": 6}, max_episode_steps=6),
         "backend": "serial",
     },
     "spec overruled": {
-        "env": EnvSpec(factory="detach_envs:EveryKindEnv", kwargs={"level": 6, "ends": 0.2}),
+        "env": EnvSpec(factory="tests.support.envs.detach_envs:EveryKindEnv", kwargs={"level": 6, "ends": 0.2}),
         "env_kwargs": {"level": 5},
         "backend": "serial",
     },
@@ -336,7 +336,7 @@ def test_what_an_env_may_be(kind):
 def registered():
     """Ids that only this process knows."""
     gymnasium.register("OnlyHereByClass-v0", OfThisModule, max_episode_steps=5, kwargs={"ends": 0.01})
-    gymnasium.register("OnlyHereByPath-v0", "detach_envs:EveryKindEnv", kwargs={"level": 11})
+    gymnasium.register("OnlyHereByPath-v0", "tests.support.envs.detach_envs:EveryKindEnv", kwargs={"level": 11})
     gymnasium.register("OnlyHereByLambda-v0", lambda **kwargs: EveryKindEnv(**kwargs), kwargs={"level": 12})
     gymnasium.register("OnlyHereOfGymnasium-v0", CARTPOLE, max_episode_steps=3)
     yield
@@ -372,7 +372,7 @@ def test_a_main_script_without_a_guard(tmp_path):
             """
             import sys
             import gymnasium, numpy as np, envfleet
-            from detach_envs import EveryKindEnv
+            from tests.support.envs.detach_envs import EveryKindEnv
             from envfleet.testing.programs import require_equal
 
             print("this script runs")
@@ -395,7 +395,7 @@ def test_a_main_script_without_a_guard(tmp_path):
             """
         )
     )
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "error"}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, env=environment)
     assert (ran.returncode, ran.stdout.split("\n")) == (0, ["this script runs", "done", ""]), ran.stderr
     assert ran.stderr == ""

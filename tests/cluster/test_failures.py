@@ -14,19 +14,8 @@ import types
 import cloudpickle
 import numpy as np
 import pytest
-from hand_worker import ByHand, HandWorker
 
 import envfleet
-from cluster_envs import (
-    Accounts,
-    Agent,
-    CountingEnv,
-    DyingEnv,
-    NotHereEnv,
-    OtherAgent,
-    PickyAgent,
-    RaisingAgent,
-)
 from envfleet.cluster.wire.messages import Collect, Refused
 from envfleet.contract.errors import (
     ChildDied,
@@ -41,7 +30,19 @@ from envfleet.contract.errors import (
 )
 from envfleet.launchers.local import Local
 from envfleet.policies.by_path import PolicySpec
-from waiting import descendants, is_running, wait_until
+from tests.support.cluster.hand_worker import ByHand, HandWorker
+from tests.support.envs.cluster_envs import (
+    Accounts,
+    Agent,
+    CountingEnv,
+    DyingEnv,
+    NotHereEnv,
+    OtherAgent,
+    PickyAgent,
+    RaisingAgent,
+)
+from tests.support.scripts import script_environment
+from tests.support.waiting import descendants, is_running, wait_until
 
 AGENT = Agent()  # after an error "the same call" has the same agent
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}
@@ -521,9 +522,8 @@ def test_garbage_collected(tmp_path):
 
 HEAD = """
 import os, signal, sys, time
-sys.path[:0] = {paths!r}
 import envfleet
-from cluster_envs import Accounts, Agent, CountingEnv
+from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 
 def main():
     envs = envfleet.ClusterEnv(
@@ -545,9 +545,14 @@ main()
 @contextlib.contextmanager
 def head_process(then="pass", silence_s=30.0, backend="serial"):
     """A script that runs a cluster. Yields it and the processes below it, once rollouts come."""
-    text = HEAD.format(paths=sys.path, then=then, silence_s=silence_s, backend=backend)
+    text = HEAD.format(then=then, silence_s=silence_s, backend=backend)
     process = subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=script_environment(),
     )
     try:
         line = process.stdout.readline()
@@ -645,9 +650,7 @@ def test_a_second_process_takes_over(tmp_path, caplog):
         command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", envs._run.head.address, "--worker", "0"]
         log = tmp_path / "second.log"
         with log.open("wb") as file:
-            second = subprocess.Popen(
-                command, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
-            )
+            second = subprocess.Popen(command, stdout=file, stderr=file, env=script_environment())
         try:
             deadline_s = time.monotonic() + 30
             while accounts.num_env_objects < 3:

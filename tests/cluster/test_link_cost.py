@@ -1,7 +1,8 @@
 """Large payloads cross a slow link once; benchmarks/slow_links.py has more of them."""
 
 import pytest
-from link_cost import cost_of_rollout, cost_of_weights
+
+from tests.support.cluster.link_cost import cost_of_rollout, cost_of_weights
 
 MOST_RATIO = 1.05
 

@@ -8,14 +8,14 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from detach_agents import DiscreteAgent
 
 import envfleet
 from envfleet import ClusterEnv, EnvBusy, NotReset, UsageError
 from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local
-from waiting import own_children, wait_until
+from tests.support.agents.detach_agents import DiscreteAgent
+from tests.support.waiting import own_children, wait_until
 
 
 def cluster(num_workers=2, **settings):

@@ -13,7 +13,6 @@ import pytest
 import zmq  # noqa: TID253 - this process is a cluster's own
 
 import envfleet
-from cluster_envs import Accounts, Agent, CountingEnv
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, Heartbeat, Join, PullWeights
 from envfleet.cluster.wire.sockets import RunKeys
@@ -23,7 +22,8 @@ from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.local import Local
 from envfleet.launchers.processes import Command
 from envfleet.launchers.ray.actor import ActorCommand
-from waiting import wait_until
+from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
+from tests.support.waiting import wait_until
 
 JOIN = encode(Join(protocol=PROTOCOL_VERSION, worker=0, host="evil", pid=1))
 NUM_ROLLOUTS = 30

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import envfleet
-from cluster_envs import Agent, CountingEnv
 from envfleet.contract.errors import ChildDied, ClusterTimeout, EnvBusy, UsageError
-from waiting import is_running, wait_until
+from tests.support.envs.cluster_envs import Agent, CountingEnv
+from tests.support.waiting import is_running, wait_until
 
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}
 

@@ -4,19 +4,19 @@ import json
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import script_environment
+
 WEIGHT_BYTES = 60_000_000
 HEAD = """
-    import json, sys, threading, time
-    sys.path[:0] = {paths!r}
-    from tun_wire import Link, TunWire
+    import json, threading, time
+    from tests.support.cluster.tun_wire import Link, TunWire
     import envfleet
-    from bulky_envs import BulkyAgent
-    from cluster_envs import CountingEnv
-    from waiting import wait_until
+    from tests.support.envs.bulky_envs import BulkyAgent
+    from tests.support.envs.cluster_envs import CountingEnv
+    from tests.support.waiting import wait_until
 
     agent, link = BulkyAgent({weight_bytes}), Link(rate_bps=100e6, delay_s=0.005)
     with TunWire() as wire, envfleet.ClusterEnv(
@@ -48,13 +48,13 @@ HEAD = """
 @pytest.mark.parametrize(("silence_s", "cut_s"), [(3.0, 5.0), (30.0, 34.0)], ids=["quick", "default settings"])
 def test_a_cut_while_weights_are_under_way(tun_wire_or_skip, silence_s, cut_s):
     """In 0.6.0 libzmq ended the learner's process: `Assertion failed: !_io_error`, in 5 of 8 runs."""
-    here = Path(__file__).parent
     code = textwrap.dedent(HEAD).format(
-        paths=[str(here), str(here.parent)],
         weight_bytes=WEIGHT_BYTES,
         silence_s=silence_s,
         cut_s=cut_s,
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=230)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=230, env=script_environment()
+    )
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-4000:]}"
     assert json.loads(done.stdout.splitlines()[-1]) == [[[1.0, 1.0]] * 4] * 2  # the actions of the new weights

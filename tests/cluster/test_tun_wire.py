@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tun_wire import Direction, Link, TunWire, addresses, tcp_payload_bytes
 
-from waiting import is_running, wait_until
+from tests.support.cluster.tun_wire import Direction, Link, TunWire, addresses, tcp_payload_bytes
+from tests.support.scripts import script_environment
+from tests.support.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.usefixtures("tun_wire_or_skip")
 
@@ -79,14 +80,15 @@ def test_a_cut_is_mended():
 
 
 def test_nothing_is_left_when_its_owner_is_killed():
-    code = f"""
-    import sys, time
-    sys.path.insert(0, {str(Path(__file__).parent)!r})
-    from tun_wire import TunWire
+    code = """
+    import time
+    from tests.support.cluster.tun_wire import TunWire
     print(TunWire().pid, flush=True)
     time.sleep(600)
     """
-    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, env=script_environment()
+    )
     pid = int(owner.stdout.readline())
     device = Path(f"/sys/class/net/ef{pid}")
     assert device.exists()

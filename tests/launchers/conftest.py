@@ -1,16 +1,11 @@
 """An sshd for all tests of this folder, and no run that leaves its folder behind."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from run_folders import own_run_folders
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from sshd import running_sshd
+from tests.launchers.ssh.sshd import running_sshd
+from tests.support.run_folders import own_run_folders
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,11 @@
 """Each check of the suite for launchers catches what it is for."""
 
 import pytest
-import wrong_launchers as wrong
-from wrong_launchers import Wrapped, Wrong
 
 from envfleet.contract.errors import EnvFleetError
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase, check_launcher
+from tests.support import wrong_launchers as wrong
+from tests.support.wrong_launchers import Wrapped, Wrong
 
 # Of each check: what is wrong, and what is said of it.
 WRONG = {

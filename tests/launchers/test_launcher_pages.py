@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.support.scripts import DOCS
+
 FENCE = re.compile(r"(<!-- not run in tests: [^\n]*-->\n)?```([a-z-]+)\n(.*?)```", re.DOTALL)
 
 

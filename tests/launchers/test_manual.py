@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from volunteer import PYTHON, volunteer
 
 from envfleet import ClusterEnv
 from envfleet.cluster.wire.sockets import RunKeys
@@ -20,7 +19,8 @@ from envfleet.contract.errors import ClusterError, JoinTimeout, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.manual import Manual
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
-from waiting import wait_until
+from tests.support.volunteer import PYTHON, volunteer
+from tests.support.waiting import wait_until
 
 SETTINGS = {"address": "tcp://127.0.0.1:0"}
 

@@ -20,7 +20,7 @@ from envfleet.policies.torch_module import TorchPolicy
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from test_torch_module import Discrete, Gaussian  # noqa: E402  # needs torch
+from tests.policies.test_torch_module import Discrete, Gaussian  # noqa: E402  # needs torch
 
 OBS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
 
@@ -53,7 +53,7 @@ def _log_prob(obs, actions):
     return np.zeros(len(obs))
 
 
-OWN_SPEC = PolicySpec("test_adapting:OwnPolicy", {"gain": 2.0})
+OWN_SPEC = PolicySpec("tests.policies.test_adapting:OwnPolicy", {"gain": 2.0})
 AGENTS = [OwnPolicy(), Discrete(), TorchPolicy(Discrete()), (_act, _log_prob), FunctionPolicy(_act), OWN_SPEC]
 ACTIONS = [
     np.zeros(4),
@@ -139,7 +139,7 @@ def test_code_and_weights_make_the_same_policy(agent):
 
 
 def test_only_a_spec_travels_without_a_pickle():
-    assert code_of(OWN_SPEC) == PolicyCode(factory="test_adapting:OwnPolicy", kwargs={"gain": 2.0})
+    assert code_of(OWN_SPEC) == PolicyCode(factory="tests.policies.test_adapting:OwnPolicy", kwargs={"gain": 2.0})
     assert code_of(Discrete()).pickled is not None
 
 
@@ -149,14 +149,14 @@ def test_only_a_spec_travels_without_a_pickle():
     ids=["policy", "arrays", "tensors"],
 )
 def test_a_spec_acts_with_the_learners_weights(learner):
-    spec = PolicySpec("test_adapting:OwnPolicy", weights=learner)
+    spec = PolicySpec("tests.policies.test_adapting:OwnPolicy", weights=learner)
     assert weights_of(spec) == {"gain": np.array([7.0])}
     assert as_policy(spec).gain == 7.0
 
 
 def test_a_spec_with_a_torch_module():
     module = Gaussian()
-    spec = PolicySpec("test_torch_module:Gaussian", weights=module)
+    spec = PolicySpec("tests.policies.test_torch_module:Gaussian", weights=module)
     actions = np.zeros((5, 2), np.float32)
     assert_array_equal(as_policy(spec).log_prob(OBS, actions), as_policy(module).log_prob(OBS, actions))
     plain = nn.Linear(2, 2)  # no agent, but it has weights
@@ -172,8 +172,8 @@ def test_a_spec_without_weights_publishes_none():
     ("factory", "words"),
     [
         ("no_such_module:name", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("test_adapting:Nothing", "module 'test_adapting' has no attribute 'Nothing'"),
-        ("test_adapting:dict", "has no attribute 'dict'"),
+        ("tests.policies.test_adapting:Nothing", "module 'tests.policies.test_adapting' has no attribute 'Nothing'"),
+        ("tests.policies.test_adapting:dict", "has no attribute 'dict'"),
         ("collections:OrderedDict", "what the factory 'collections:OrderedDict' returned is no agent: .* OrderedDict"),
     ],
 )

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import numpy_agents
 import pytest
 from gymnasium import spaces
 
@@ -19,10 +18,11 @@ from envfleet import (
 )
 from envfleet.policies.adapting import as_policy
 from envfleet.testing.policy_conformance import POLICY_CHECKS, PolicyCase, check_policy
+from tests.support.agents import numpy_agents
 
 torch = pytest.importorskip("torch")
 
-import torch_agents as agents  # noqa: E402  # needs torch
+from tests.support.agents import torch_agents as agents  # noqa: E402  # needs torch
 
 OBS = spaces.Box(-2, 2, (4,), np.float32)
 MASKED_OBS = spaces.Dict({"mask": spaces.MultiBinary(3), "position": OBS})

@@ -144,7 +144,7 @@ def test_tensors_stay_tensors():
 
 def test_it_is_what_its_agent_is():
     pytest.importorskip("torch")
-    from torch_agents import DiscreteAgent, GruAgent, LstmAgent, QNetwork
+    from tests.support.agents.torch_agents import DiscreteAgent, GruAgent, LstmAgent, QNetwork
 
     space, obs = spaces.Box(-1, 1, (4,)), np.ones((2, 4), np.float32)
     plain, greedy = (

@@ -13,7 +13,7 @@ from envfleet.policies.adapting import build_policy, code_of
 
 torch = pytest.importorskip("torch")
 
-from torch_agents import QNetwork, SacActor, Td3Actor  # noqa: E402  # needs torch
+from tests.support.agents.torch_agents import QNetwork, SacActor, Td3Actor  # noqa: E402  # needs torch
 
 OBS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
 MANY = np.repeat(OBS, 2000, 0)

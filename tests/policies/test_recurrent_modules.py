@@ -12,7 +12,7 @@ from envfleet.policies.recurrent import is_recurrent
 
 torch = pytest.importorskip("torch")
 
-from torch_agents import DiscreteAgent, GruAgent, LstmAgent, OwnMemoryAgent  # noqa: E402  # needs torch
+from tests.support.agents.torch_agents import DiscreteAgent, GruAgent, LstmAgent, OwnMemoryAgent  # noqa: E402  # needs torch
 
 NUM_STEPS, NUM_ENVS = 4, 3
 OBS = np.random.default_rng(0).normal(size=(NUM_STEPS, NUM_ENVS, 4)).astype(np.float32)

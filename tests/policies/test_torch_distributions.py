@@ -12,7 +12,7 @@ from envfleet.policies.torch_distributions import as_distribution
 torch = pytest.importorskip("torch")
 make = torch.distributions
 
-from torch_agents import DiscreteAgent  # noqa: E402  # needs torch
+from tests.support.agents.torch_agents import DiscreteAgent  # noqa: E402  # needs torch
 
 B = 5
 LOGITS, MEAN = torch.randn(B, 3), torch.randn(B, 2)

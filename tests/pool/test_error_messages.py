@@ -15,8 +15,8 @@ from gymnasium.vector import SyncVectorEnv
 
 import envfleet
 from envfleet.testing import ScriptedEnv
-from native_makers import make_native
-from waiting import wait_until
+from tests.support.native_makers import make_native
+from tests.support.waiting import wait_until
 
 backends = pytest.mark.parametrize("backend", ["native", "process", "serial", "vector"])
 python_backends = pytest.mark.parametrize("backend", ["process", "serial"])

@@ -10,7 +10,7 @@ from gymnasium.vector import AsyncVectorEnv
 
 import envfleet
 from envfleet.testing import ScriptedEnv
-from waiting import wait_until
+from tests.support.waiting import wait_until
 
 NO_ACTS = np.zeros(2, int)
 MAKERS = {

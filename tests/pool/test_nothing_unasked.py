@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 
 import envfleet
 from envfleet.contract.errors import ChildDied
-from waiting import wait_until
+from tests.support.waiting import wait_until
 
 NUM_ENVS = 5
 

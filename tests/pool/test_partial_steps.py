@@ -14,7 +14,7 @@ import envfleet
 from envfleet.contract.spaces import SpaceTree
 from envfleet.testing import Act, ScriptedEnv, TreeEnv
 from envfleet.testing.programs import require_equal
-from waiting import wait_until
+from tests.support.waiting import wait_until
 
 STEP = 1
 NUM_ENVS = 5

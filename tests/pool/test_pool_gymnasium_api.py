@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 import envfleet
 from envfleet.testing import ScriptedEnv
-from native_makers import make_native
+from tests.support.native_makers import make_native
 
 
 class BoundedEnv(gymnasium.Env):

@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 import envfleet
 from envfleet.pool.native import backend as native
 from envfleet.testing import Act, ScriptedEnv
-from native_makers import make_native
+from tests.support.native_makers import make_native
 
 STEP = 1  # of ScriptedEnv's observations
 NUM_ENVS = 4
