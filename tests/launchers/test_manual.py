@@ -77,7 +77,7 @@ def test_only_the_user_can_read_the_keys(worker_job, tmp_path):
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "my keys").stat().st_mode) == 0o600
     assert (tmp_path / "my keys").read_text() == "a b c\n"
-    assert shlex.split(job.command(0))[-1] == str(tmp_path / "my keys")
+    assert shlex.split(job.unguarded.command(0))[-1] == str(tmp_path / "my keys")
     assert list(worker_job.run_dir.iterdir()) == []
     job.cancel(1.0)
     assert not (tmp_path / "my keys").exists()

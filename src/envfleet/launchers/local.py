@@ -16,6 +16,7 @@ from envfleet.contract.worker_environment import (
     module_path,
 )
 from envfleet.launchers.launcher import WorkerJob
+from envfleet.launchers.owned_job import OwnedJob
 from envfleet.launchers.processes import Command, Processes
 
 
@@ -35,7 +36,7 @@ class Local:
         """See Launcher."""
         return "127.0.0.1"
 
-    def launch(self, job: WorkerJob) -> Processes:
+    def launch(self, job: WorkerJob) -> OwnedJob:
         """Start all workers."""
         log_dir = job.run_dir if self.log_dir is None else Path(self.log_dir)
         shares = _shares(job.num_workers)
@@ -46,7 +47,7 @@ class Local:
             argv = (self.python or sys.executable, *job.arguments(worker))
             return Command(argv, _environment(job, self.python, cpus))
 
-        return Processes(job.num_workers, log_dir, command_of, f"Local(python={self.python!r})")
+        return OwnedJob(Processes(job.num_workers, log_dir, command_of, f"Local(python={self.python!r})"))
 
 
 def _environment(job: WorkerJob, python: str | None, cpus: Sequence[int] | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
+from envfleet.launchers.owned_job import OwnedJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,10 @@ class Manual:
         """See Launcher: there is no telling."""
         return None
 
-    def launch(self, job: WorkerJob) -> ManualJob:
+    def launch(self, job: WorkerJob) -> OwnedJob:
         """Write the keys, and print the commands."""
         key_file = job.run_dir / "keys" if self.key_file is None else Path(self.key_file).expanduser().absolute()
-        return ManualJob(job, key_file, self.python)
+        return OwnedJob(ManualJob(job, key_file, self.python))
 
 
 class ManualJob:
@@ -50,8 +51,6 @@ class ManualJob:
         self._key_file = key_file
         self._python = python
         self._num_workers = job.num_workers
-        self._owner_pid = os.getpid()
-        self._is_cancelled = False
         # A worker takes its keys from one variable, or from one file.
         self._keys = "\n".join(job.environment.values()) + "\n"
         write_keys(key_file, self._keys)
@@ -72,7 +71,7 @@ class ManualJob:
 
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
-        if self._is_cancelled or worker >= self._num_workers:
+        if worker >= self._num_workers:
             return WorkerStatus(WorkerState.ENDED, "it is not wanted any more")
         return WorkerStatus(WorkerState.PENDING, f"to be started by hand: {self.command(worker)}")
 
@@ -86,23 +85,16 @@ class ManualJob:
 
     def restart(self, worker: int) -> None:
         """See Job. The process that is started last is the worker; the head sends an older one away."""
-        if self._is_cancelled:
-            return
         _show(f"Worker {worker} is needed again:\n{self._commands(worker, worker + 1)}")
 
     def resize(self, num_workers: int) -> None:
         """See Job. Workers that go were told so by the head."""
-        if self._is_cancelled:
-            return
         if num_workers > self._num_workers:
             _show(f"EnvFleet waits for more workers:\n{self._commands(self._num_workers, num_workers)}")
         self._num_workers = num_workers
 
     def cancel(self, grace_s: float) -> None:
         """See Job. Workers leave by themselves; nobody can join any more."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
-        self._is_cancelled = True
         with contextlib.suppress(OSError, UnicodeDecodeError):  # gone, or another's by now
             if self._key_file.read_text() == self._keys:
                 self._key_file.unlink()

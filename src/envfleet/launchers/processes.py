@@ -28,15 +28,13 @@ class Command:
 
 
 class Processes:
-    """A Job of processes that this one has started. In a fork of their owner nothing is done to them."""
+    """A Job of processes that this one has started."""
 
     def __init__(self, num_workers: int, log_dir: Path, command_of: Callable[[int], Command], what: str) -> None:
         """Start them. `what` is the user's setting that is wrong if a program cannot be started."""
         self._log_dir = log_dir
         self._command_of = command_of
         self._what = what
-        self._owner_pid = os.getpid()
-        self._is_cancelled = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -71,16 +69,12 @@ class Processes:
 
     def restart(self, worker: int) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
         if worker in self._processes:
             _end(self._processes.pop(worker))
         self._processes[worker] = self._start(worker)
 
     def resize(self, num_workers: int) -> None:
         """See Job. Those that go have been told so; they are ended now."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
         self._end_all([self._processes.pop(worker) for worker in sorted(self._processes) if worker >= num_workers], 1.0)
         for worker in range(num_workers):
             if worker not in self._processes:
@@ -88,9 +82,6 @@ class Processes:
 
     def cancel(self, grace_s: float) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
-        self._is_cancelled = True
         self._end_all(list(self._processes.values()), grace_s)
 
     def _end_all(self, processes: list[subprocess.Popen[bytes]], grace_s: float) -> None:

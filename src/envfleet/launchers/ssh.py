@@ -19,6 +19,7 @@ from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.contract.worker_environment import NUM_CPUS_VARIABLE, THREAD_COUNT_VARIABLES
 from envfleet.launchers.hosts import is_loopback
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
+from envfleet.launchers.owned_job import OwnedJob
 from envfleet.launchers.processes import Command, Processes
 
 CONNECT_TIMEOUT_S = 10
@@ -110,10 +111,10 @@ class SSH:
         names = itertools.chain([first], others)
         return next((name for name in names if name is None or not is_loopback(name)), first)
 
-    def launch(self, job: WorkerJob) -> SshJob:
+    def launch(self, job: WorkerJob) -> OwnedJob:
         """Start all workers."""
         _require_ssh()
-        return SshJob(self, job)
+        return OwnedJob(SshJob(self, job))
 
     def host_of(self, worker: int) -> str:
         """Where a worker runs."""
@@ -185,7 +186,6 @@ class SshJob:
         self._ends: dict[int, WorkerStatus] = {}
         self._again_s: dict[int, float] = {}
         self._num_workers = job.num_workers
-        self._is_cancelled = False
         self._processes = Processes(job.num_workers, self._log_dir, self._command_of, f"SSH({launcher.hosts!r})")
 
     @property
@@ -205,7 +205,7 @@ class SshJob:
         end = self._ends[worker]
         if end.state is not WorkerState.PENDING:
             return end
-        if self._is_cancelled or worker >= self._num_workers:
+        if worker >= self._num_workers:
             return WorkerStatus(WorkerState.ENDED, end.detail)
         if time.monotonic() > self._again_s[worker]:
             self._processes.restart(worker)
@@ -230,7 +230,6 @@ class SshJob:
 
     def cancel(self, grace_s: float) -> None:
         """See Job. When an ssh ends by itself, its worker has ended; it is best to wait for that, a little."""
-        self._is_cancelled = True
         deadline_s = time.monotonic() + min(grace_s, LEAVE_S)
         while self._has_running() and time.monotonic() < deadline_s:
             time.sleep(0.01)

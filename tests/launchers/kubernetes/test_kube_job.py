@@ -377,12 +377,14 @@ def test_api_server_says_nothing_at_the_end(kube, tmp_path, caplog, monkeypatch)
     asked = []
     with running(kube, tmp_path, num_workers=1) as job:
         wait_for(job, 0, RUNNING)
-        job._created += ["another", "a-third"]
-        delete = job._api._batch.delete_namespaced_job
+        job.unguarded._created += ["another", "a-third"]
+        delete = job.unguarded._api._batch.delete_namespaced_job
         monkeypatch.setattr(
-            job._api._batch, "delete_namespaced_job", lambda **about: (asked.append(about), delete(**about))[1]
+            job.unguarded._api._batch,
+            "delete_namespaced_job",
+            lambda **about: (asked.append(about), delete(**about))[1],
         )
-        monkeypatch.setattr(job._api._core, "delete_namespaced_secret", lambda **about: asked.append(about))
+        monkeypatch.setattr(job.unguarded._api._core, "delete_namespaced_secret", lambda **about: asked.append(about))
         kube.api.speaks.clear()
         job.cancel(0.2)
         kube.api.speaks.set()

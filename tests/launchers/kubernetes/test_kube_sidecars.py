@@ -82,7 +82,7 @@ def test_a_sidecar_that_ended_is_no_end_of_the_worker(kube, tmp_path, sidecar):
             return any("terminated" in each["state"] for each in statuses)
 
         wait_until(proxy_has_ended, "the proxy has ended", LONG_S)
-        job._look()
+        job.unguarded._look()
         assert job.status(0).state is RUNNING and job.status(0).num_failures == 0
         assert pids(tmp_path, 0) == {pid}
 

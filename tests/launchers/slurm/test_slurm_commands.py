@@ -159,7 +159,7 @@ def test_cancel_is_interrupted(program, caplog):
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     assert "Slurm jobs 12 may still be in the queue" in caplog.text and "scancel --name=" in caplog.text
-    everything = f"scancel --quiet --user={os.getuid()} --name={job._name}"
+    everything = f"scancel --quiet --user={os.getuid()} --name={job.unguarded._name}"
     wait_until(lambda: everything in program.calls(), "all of it is cancelled")
     assert f"{everything} --batch --signal=USR2 --state=RUNNING" in program.calls()
 
@@ -172,7 +172,7 @@ def test_steps_that_are_not_wanted_any_more(program, monkeypatch):
     program("squeue", "")
     job = Slurm(log_dir="logs").launch(JOB)
     try:
-        lines = (f"echo '7.{worker + 1}|{job._name}-{worker}'" for worker in range(2))
+        lines = (f"echo '7.{worker + 1}|{job.unguarded._name}-{worker}'" for worker in range(2))
         program("squeue", "\n".join((*lines, "echo '7.9|of-somebody-else'")))
         job.resize(2)
         assert not any(call.startswith("scancel") for call in program.calls())

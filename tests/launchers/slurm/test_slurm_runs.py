@@ -109,7 +109,7 @@ def test_settings_reach_slurm_and_the_worker(slurm, tmp_path, monkeypatch):
         # No secret in the script that Slurm keeps.
         slurm.run("scontrol", "write", "batch_script", job, str(tmp_path / "script"))
         script = (tmp_path / "script").read_text()
-        keys = envs._run._monitor._job._job.environment["ENVFLEET_KEYS"]
+        keys = envs._run._monitor._job.unguarded._job.environment["ENVFLEET_KEYS"]
         assert not any(key in script for key in keys.split())
     assert sorted(log.name for log in log_dir.iterdir()) == ["worker-0.log", "worker-1.log"]
 

@@ -323,6 +323,7 @@ class TunLauncher:
         return self._wire.worker_address
 
     def launch(self, job):
+        from envfleet.launchers.owned_job import OwnedJob
         from envfleet.launchers.processes import Command, Processes
         from tests.support.scripts import script_environment
 
@@ -331,7 +332,7 @@ class TunLauncher:
         def command_of(worker):
             return Command((*self._wire.inside, sys.executable, *job.arguments(worker)), environment)
 
-        return Processes(job.num_workers, self._log_dir or job.run_dir, command_of, "TunLauncher")
+        return OwnedJob(Processes(job.num_workers, self._log_dir or job.run_dir, command_of, "TunLauncher"))
 
 
 def require_tun():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -51,17 +50,15 @@ LOG_BYTES = 4000
 
 
 class KubernetesJob:
-    """A Job (see launcher.py) of pods. In a fork of its owner nothing is done to them."""
+    """A Job (see launcher.py) of pods."""
 
     def __init__(self, settings: Kubernetes, job: WorkerJob) -> None:
         """Create all, or nothing."""
         self._settings = settings
         self._job = job
-        self._owner_pid = os.getpid()
         self._run = f"envfleet-{secrets.token_hex(4)}"
         self._selector = f"{RUN_LABEL}={self._run}"
         self._api = KubernetesApi(settings.namespace, settings.context)
-        self._is_cancelled = False
         self._num_workers = job.num_workers
         self._created: list[str] = []  # names of Jobs, each with a Secret of the same name
         self._created_s: dict[str, float] = {}  # when, for Jobs that are there
@@ -85,7 +82,6 @@ class KubernetesJob:
             self._look()  # a user who may not look should hear of it now
             self._next_look_s = time.monotonic() + LOOK_SOON_S
         except BaseException as error:
-            self._is_cancelled = True
             is_hopeless = isinstance(error, Unreachable)
             self._clear_up(time.monotonic() + (0.0 if is_hopeless else LEAVE_S))
             raise
@@ -98,9 +94,7 @@ class KubernetesJob:
 
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
-        if self._is_cancelled:
-            return WorkerStatus(WorkerState.ENDED, f"Job {self._run} was deleted, with its pods")
-        if time.monotonic() >= self._next_look_s and not self._is_over:
+        if time.monotonic() >= self._next_look_s:
             self._try_to_look()
         return self._statuses.get(worker, WorkerStatus(WorkerState.PENDING, f"Job {self._run} is new"))
 
@@ -108,7 +102,7 @@ class KubernetesJob:
         """See Job. The newest pod's, or that of the last one that failed."""
         pod = self._picture.pod(worker)
         read_s, text = self._read_logs.get(worker, (-LOOK_EVERY_S, ""))
-        if pod is not None and time.monotonic() - read_s >= LOOK_EVERY_S and not self._is_over:
+        if pod is not None and time.monotonic() - read_s >= LOOK_EVERY_S:
             try:
                 text = self._api.pod_log(name_of(pod), CONTAINER, max(max_bytes, LOG_BYTES))
             except (Forbidden, Unreachable) as error:
@@ -127,8 +121,6 @@ class KubernetesJob:
 
     def restart(self, worker: int) -> None:
         """See Job. What the Job controller will do by itself is left to it."""
-        if self._is_over:
-            return
         self._look()
         situation, pod = self._picture.situation(worker), self._picture.pod(worker)
         is_recent = not is_overdue(self._age_s(worker, situation))
@@ -148,7 +140,7 @@ class KubernetesJob:
 
     def resize(self, num_workers: int) -> None:
         """See Job."""
-        if self._is_over or num_workers == self._num_workers:
+        if num_workers == self._num_workers:
             return
         self._look()
         fleet = self._picture.job(self._run)
@@ -171,14 +163,8 @@ class KubernetesJob:
 
     def cancel(self, grace_s: float) -> None:
         """See Job."""
-        if self._is_over:
-            return
-        self._is_cancelled = True
         self._clear_up(time.monotonic() + grace_s + LEAVE_S)
-
-    @property
-    def _is_over(self) -> bool:
-        return self._is_cancelled or os.getpid() != self._owner_pid
+        self._picture = Picture((), ())  # log() has no pod to ask for
 
     def _clear_up(self, deadline_s: float) -> None:
         self._api.answer_until(deadline_s)

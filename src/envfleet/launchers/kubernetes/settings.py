@@ -13,6 +13,7 @@ from envfleet.launchers.kubernetes import api as kubernetes_api
 from envfleet.launchers.kubernetes.job import KubernetesJob
 from envfleet.launchers.kubernetes.manifest import RESERVED_LABELS, RESERVED_VARIABLES, mount_of
 from envfleet.launchers.launcher import WorkerJob
+from envfleet.launchers.owned_job import OwnedJob
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -64,9 +65,9 @@ class Kubernetes:
         host = kubernetes_api.host_of_server(self.context)
         return None if host in ("localhost", "::1") or host.startswith("127.") else host
 
-    def launch(self, job: WorkerJob) -> KubernetesJob:
+    def launch(self, job: WorkerJob) -> OwnedJob:
         """See Launcher."""
-        return KubernetesJob(self, job)
+        return OwnedJob(KubernetesJob(self, job))
 
     def _check_names(self) -> None:
         for name in ("image", "python"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -59,15 +58,13 @@ class _Post:
 
 
 class RayJob:
-    """A Job of actors. In a fork of their owner nothing is done to them."""
+    """A Job of actors."""
 
     def __init__(self, session: Session, request: Request, job: WorkerJob) -> None:
         """Ask for all places, and for an actor in each."""
         self._session = session
         self._request = request
         self._job = job
-        self._owner_pid = os.getpid()
-        self._is_cancelled = False
         self._run_name = f"envfleet-{secrets.token_hex(4)}"
         self._posts: dict[int, _Post] = {}
         self._left: dict[int, Begun] = {}  # where workers were whose post is gone
@@ -88,11 +85,10 @@ class RayJob:
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
         if worker not in self._posts:
-            return WorkerStatus(WorkerState.ENDED, "the run is over" if self._is_cancelled else "it was not started")
-        if not self._is_over:
-            if not self._session.is_alive:
-                return WorkerStatus(WorkerState.REFUSED, "ray.shutdown() was called in this process")
-            self._look()
+            return WorkerStatus(WorkerState.ENDED, "it was not started")
+        if not self._session.is_alive:
+            return WorkerStatus(WorkerState.REFUSED, "ray.shutdown() was called in this process")
+        self._look()
         post = self._posts[worker]
         if post.status.state is WorkerState.PENDING and (shortage := self._places.shortage(post.group)) is not None:
             return self._status_in(shortage, post)
@@ -102,7 +98,7 @@ class RayJob:
         """See Job."""
         post = self._posts.get(worker)
         reason = "its actor does not run"
-        if post is not None and post.status.state is not WorkerState.PENDING and self._can_ask:
+        if post is not None and post.status.state is not WorkerState.PENDING and self._session.is_alive:
             ray = import_ray()
             try:
                 return str(ray.get(post.actor.log.remote(max_bytes), timeout=LOG_S))
@@ -122,8 +118,6 @@ class RayJob:
 
     def restart(self, worker: int) -> None:
         """See Job. It gets its old place; if that node is gone, Ray has another one for it, or waits for one."""
-        if self._is_over:
-            return
         self._require_session()
         post = self._posts.pop(worker, None)
         num_failures = 0
@@ -136,8 +130,6 @@ class RayJob:
 
     def resize(self, num_workers: int) -> None:
         """See Job. Those that go have been told so; they are ended now."""
-        if self._is_over:
-            return
         self._require_session()
         surplus = {worker: post for worker, post in self._posts.items() if worker >= num_workers}
         self._end_all(surplus, LEAVE_S)
@@ -149,9 +141,6 @@ class RayJob:
 
     def cancel(self, grace_s: float) -> None:
         """See Job."""
-        if self._is_over:
-            return
-        self._is_cancelled = True
         try:
             if self._session.is_alive:
                 self._end_all(self._posts, grace_s)
@@ -161,14 +150,6 @@ class RayJob:
             self._posts.clear()
             self._places.close()
             self._session.release()
-
-    @property
-    def _is_over(self) -> bool:
-        return self._is_cancelled or os.getpid() != self._owner_pid
-
-    @property
-    def _can_ask(self) -> bool:
-        return not self._is_over and self._session.is_alive
 
     def _require_session(self) -> None:
         if not self._session.is_alive:

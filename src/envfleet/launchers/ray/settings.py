@@ -11,6 +11,7 @@ from typing import Any
 from envfleet.contract.errors import UsageError
 from envfleet.contract.worker_environment import MODULE_PATH_VARIABLE
 from envfleet.launchers.launcher import WorkerJob
+from envfleet.launchers.owned_job import OwnedJob
 from envfleet.launchers.ray import session as ray_session
 from envfleet.launchers.ray.job import RayJob, Request
 
@@ -60,7 +61,7 @@ class Ray:
         """See Launcher. Connects to the cluster, or starts one."""
         return ray_session.connect(self.address, self._runtime_env)
 
-    def launch(self, job: WorkerJob) -> RayJob:
+    def launch(self, job: WorkerJob) -> OwnedJob:
         """Ask for a place for each worker, and have them started there; does not wait for it."""
         runtime_env = self._runtime_env
         session = ray_session.hold(self.address, runtime_env)
@@ -77,7 +78,7 @@ class Ray:
             queue_timeout_s=self.queue_timeout_s,
         )
         try:
-            return RayJob(session, request, job)
+            return OwnedJob(RayJob(session, request, job))
         except BaseException:
             session.release()
             raise

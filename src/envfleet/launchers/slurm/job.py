@@ -54,7 +54,6 @@ class ArrayJob:
         self._job = job
         self._name = name
         self._log_dir = settings.log_dir_of(name)
-        self._owner_pid = os.getpid()
         self._is_cancelled = False
         self._elements: dict[int, str] = {}  # the newest of each worker
         self._submitted_s: dict[str, float] = {}  # of each element
@@ -79,10 +78,7 @@ class ArrayJob:
 
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
-        if self._is_cancelled:
-            return WorkerStatus(WorkerState.ENDED, "the run is over")
-        if os.getpid() == self._owner_pid:
-            self._watch.look()
+        self._watch.look()
         element_id = self._elements.get(worker)
         if element_id is None:
             return WorkerStatus(WorkerState.ENDED, "it was not submitted to Slurm")
@@ -107,8 +103,6 @@ class ArrayJob:
 
     def restart(self, worker: int) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
         element_id = self._elements.get(worker)
         if element_id is not None:
             with contextlib.suppress(ClusterError):  # it is refused by the head if it still lives: it is not the newest
@@ -117,8 +111,6 @@ class ArrayJob:
 
     def resize(self, num_workers: int) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
         surplus = [worker for worker in self._elements if worker >= num_workers]
         if surplus:
             self._scancel([self._elements[worker] for worker in surplus])
@@ -130,8 +122,6 @@ class ArrayJob:
 
     def cancel(self, grace_s: float) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
         self._is_cancelled = True
         self._watch.close()
         deadline_s = time.monotonic() + grace_s + CANCEL_S
@@ -225,8 +215,6 @@ class StepsJob:
         """Start all workers."""
         self._name = name
         self._job_id = os.environ["SLURM_JOB_ID"]
-        self._owner_pid = os.getpid()
-        self._is_cancelled = False
         self._started_s: dict[int, float] = {}
         threads = cpu_counts(settings.cpus_per_worker)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_WHOLE_JOB)}
@@ -253,8 +241,7 @@ class StepsJob:
         status = self._processes.status(worker)
         if status.state is not WorkerState.RUNNING:
             return WorkerStatus(status.state, f"srun in Slurm job {self._job_id}: {status.detail}")
-        if not self._is_cancelled and os.getpid() == self._owner_pid:
-            self._watch.look()
+        self._watch.look()
         step_id = self._watch.entries.get(step_name(self._name, worker))
         if step_id is None and self._watch.seen_s > self._started_s[worker]:
             detail = f"srun waits: Slurm job {self._job_id} has no room for this worker now"
@@ -271,16 +258,12 @@ class StepsJob:
 
     def restart(self, worker: int) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
         self._end_steps([worker])
         self._processes.restart(worker)
         self._watch.look_soon()
 
     def resize(self, num_workers: int) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
         surplus = [worker for worker in self._started_s if worker >= num_workers]
         self._end_steps(surplus)
         for worker in surplus:
@@ -300,9 +283,6 @@ class StepsJob:
 
     def cancel(self, grace_s: float) -> None:
         """See Job."""
-        if self._is_cancelled or os.getpid() != self._owner_pid:
-            return
-        self._is_cancelled = True
         self._watch.close()
         self._processes.cancel(grace_s)
 

@@ -14,7 +14,8 @@ from typing import Literal
 
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.hosts import is_loopback
-from envfleet.launchers.launcher import Job, WorkerJob
+from envfleet.launchers.launcher import WorkerJob
+from envfleet.launchers.owned_job import OwnedJob
 from envfleet.launchers.slurm.commands import run_slurm
 from envfleet.launchers.slurm.job import ArrayJob, StepsJob
 from envfleet.launchers.slurm.queue import node_addresses_arguments
@@ -111,12 +112,12 @@ class Slurm:
         others = (each for each in addresses[:MOST_NODES_ASKED] if not is_loopback(each))
         return next(others, addresses[0] if addresses else None)
 
-    def launch(self, job: WorkerJob) -> Job:
+    def launch(self, job: WorkerJob) -> OwnedJob:
         """Submit all workers. What sbatch refuses is raised as ClusterError, in its words."""
         name = f"envfleet-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         # The working directory may be another one when a worker is submitted anew.
         settings = replace(self, log_dir=self.log_dir_of(name))
-        return StepsJob(settings, job, name) if self._is_inside else ArrayJob(settings, job, name)
+        return OwnedJob(StepsJob(settings, job, name) if self._is_inside else ArrayJob(settings, job, name))
 
     @property
     def _is_inside(self) -> bool:
