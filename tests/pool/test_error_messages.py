@@ -104,7 +104,7 @@ def test_a_wrong_seed_is_refused_before_envs_are_built(backend):
 @backends
 @pytest.mark.parametrize("name", ["num_envs", "batch_size", "num_workers"])
 def test_counts_are_whole_numbers(backend, name):
-    with pytest.raises(envfleet.UsageError, match=rf"{name} must be a whole number; got 1\.5"):
+    with pytest.raises(envfleet.UsageError, match=rf"{name} must be a whole number of at least 1; got 1\.5"):
         make(backend, **{name: 1.5})
 
 

@@ -22,6 +22,7 @@ from envfleet.cluster.stepping import Stepping, StepResult
 from envfleet.cluster.sync import EveryUpdate, SyncRule
 from envfleet.cluster.wire.messages import PoolPlan
 from envfleet.cluster.wire.plain_values import to_plain
+from envfleet.contract.checks import positive, whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
 from envfleet.contract.pixels import Pixels
@@ -30,7 +31,7 @@ from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
 from envfleet.policies.adapting import is_policy_like
-from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, whole_number
+from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask
 from envfleet.pool.building import EnvKwargs, EnvLike
 from envfleet.pool.make import autoreset_of
 
@@ -147,7 +148,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.batch_size = self._batch_size_of(batch_size, self.num_envs)
         self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
         self._credit = whole_number("credit", credit)
-        self._timeout_s = _positive("timeout_s", timeout_s)
+        self._timeout_s = positive("timeout_s", timeout_s)
         self._start_timeout_s = start_timeout_s
         seeds_of(seed, self.num_envs)
         self._first_seed = seed
@@ -439,9 +440,3 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise PoolClosed("this cluster was closed; make another one")
         if os.getpid() != self._owner_pid:
             raise PoolClosed(f"this cluster belongs to process {self._owner_pid}; a fork of it must make its own")
-
-
-def _positive(name: str, seconds: float) -> float:
-    if not seconds > 0:
-        raise UsageError(f"{name} must be positive; got {seconds!r}")
-    return seconds

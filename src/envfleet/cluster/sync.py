@@ -7,15 +7,14 @@ probes: it keeps so many rows of a worker's last rollouts.
 
 from __future__ import annotations
 
-import operator
 from functools import lru_cache
-from typing import ClassVar, SupportsIndex
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from envfleet.contract.arrays import Array
-from envfleet.contract.errors import UsageError
+from envfleet.contract.checks import positive, whole_number
 
 
 class APS(msgspec.Struct, frozen=True, tag="aps"):
@@ -32,11 +31,10 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        if not isinstance(self.threshold, int | float) or isinstance(self.threshold, bool) or not self.threshold > 0:
-            raise UsageError(f"threshold must be positive; got {self.threshold!r}. To pull always: EveryUpdate()")
-        msgspec.structs.force_setattr(self, "threshold", float(self.threshold))  # a number of NumPy's cannot travel
+        threshold = float(positive("threshold", self.threshold, ". To pull always: EveryUpdate()"))
+        msgspec.structs.force_setattr(self, "threshold", threshold)  # a number of NumPy's cannot travel
         for name in ("max_lag", "num_probes", "measure_every"):
-            msgspec.structs.force_setattr(self, name, _count(name, getattr(self, name)))
+            msgspec.structs.force_setattr(self, name, whole_number(name, getattr(self, name)))
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         """See above."""
@@ -61,7 +59,7 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        msgspec.structs.force_setattr(self, "k", _count("k", self.k))
+        msgspec.structs.force_setattr(self, "k", whole_number("k", self.k))
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         """See above."""
@@ -79,16 +77,6 @@ class Never(msgspec.Struct, frozen=True, tag="never"):
 
 
 SyncRule = APS | EveryUpdate | Every | Never
-
-
-def _count(name: str, count: SupportsIndex) -> int:
-    try:
-        number = operator.index(count)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(count, bool):
-        raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
-    return number
 
 
 @lru_cache(maxsize=64)

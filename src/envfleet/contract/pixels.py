@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envfleet.contract.errors import UsageError
+from envfleet.contract.checks import true_or_false, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,7 @@ class Pixels:
         """Refuse what cannot work."""
         for name in ("height", "width", "stack_num"):
             value = getattr(self, name)
-            if value is None and name != "stack_num":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} of Pixels must be a whole number of at least 1; got {value!r}")
+            if value is not None or name == "stack_num":
+                object.__setattr__(self, name, whole_number(f"{name} of Pixels", value))
         for name in ("grayscale", "has_effects"):
-            if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} of Pixels must be True or False; got {getattr(self, name)!r}")
+            true_or_false(f"{name} of Pixels", getattr(self, name))

@@ -1,70 +1,87 @@
-"""Rollout: T steps of N envs, each worker's collected with exactly one policy version."""
+"""Rollout: T steps of N envs. Each worker collected its part with exactly one policy version."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
+from envfleet.contract.arrays import ArrayT, Tree
 from envfleet.contract.errors import MissingExtra
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """T steps of N envs, time first; rows in the order of env ids. W workers contributed.
+class Rollout(Generic[ArrayT]):
+    """T steps of N envs, time first; rows in the order of env ids. W workers contributed, F episodes ended.
 
-    Envs reset themselves in the step that ends an episode, so every row is a real transition: `obs[t]` was acted on
-    with `actions[t]`, which gave `rewards[t]`. What the episode came to then is in `final_obs`, not in `obs[t + 1]`.
-    Observations of a single worker's rollout are the received message itself, and cannot be written.
-    A tree is one array, or a dict or tuple of trees, in the form of the space. F episodes ended in this rollout.
+    Every row is a real transition, because an env resets in the same step that ends its episode: the policy saw
+    `obs[t]`, chose `actions[t]` and received `rewards[t]`. Where an episode ended in step t, its last observation is in
+    `final_obs`; `obs[t + 1]` is the first observation of the next episode.
+
+    Arrays may be read-only: those of a single worker's rollout are views of the received message.
+
+    A tree is one array, or a dict or tuple of trees in the form of the space. Arrays are those of NumPy, or tensors
+    after `to_torch()`.
     """
 
-    obs: Any  # tree of [T, N, ...]
-    actions: Any  # tree of [T, N, ...]
-    log_probs: Any  # [T, N] float32, by the policy that acted; None if it has no probabilities
-    extras: Mapping[str, Any]  # what else the policy gave for each step, each [T, N, ...]; often "values"
-    rewards: Any  # [T, N] float64
-    terminations: Any  # [T, N] bool
-    truncations: Any  # [T, N] bool
-    next_obs: Any  # tree of [N, ...]: what the envs show after the last step
-    next_values: Any  # [N] float32, of next_obs; None if the policy has no values
-    final_values: Any  # [T, N] float32, of the final observations; 0 where no episode ended; None without values
-    final_steps: Any  # [F] int64: the step t in which an episode ended
-    final_envs: Any  # [F] int64: its row n
-    final_obs: Any  # tree of [F, ...]
-    episode_returns: Any  # [F] float64
-    episode_lengths: Any  # [F] int64
-    states: Any  # by name, each [N, ...]: what a recurrent policy remembered before the first step; None for others
-    env_ids: Any  # [N] int64: which envs of the whole run the rows are
-    workers: Any  # [W] int64
-    versions: Any  # [W] int64: the policy version each worker acted with
-    lags: Any  # [W] int64: by how many versions that was behind when the rollout was accepted
+    obs: Tree[ArrayT]  # tree of [T, N, ...]
+    actions: Tree[ArrayT]  # tree of [T, N, ...]
+    log_probs: ArrayT | None  # [T, N] float32, by the policy that acted; None: the policy has no probabilities
+    extras: Mapping[str, ArrayT]  # each [T, N, ...]: what else the policy returned for each step, often "values"
+    rewards: ArrayT  # [T, N] float64
+    terminations: ArrayT  # [T, N] bool
+    truncations: ArrayT  # [T, N] bool
+    next_obs: Tree[ArrayT]  # tree of [N, ...]: the observations after the last step
+    next_values: ArrayT | None  # [N] float32, values of next_obs; None: the policy has no values
+    final_values: ArrayT | None  # [T, N] float32, values of the final observations; 0 where no episode ended
+    final_steps: ArrayT  # [F] int64: the step t in which the episode ended
+    final_envs: ArrayT  # [F] int64: the row n of its env
+    final_obs: Tree[ArrayT]  # tree of [F, ...]
+    episode_returns: ArrayT  # [F] float64
+    episode_lengths: ArrayT  # [F] int64
+    states: Mapping[str, ArrayT] | None  # each [N, ...]: state of a recurrent policy before step 0; None: not recurrent
+    env_ids: ArrayT  # [N] int64: the env of each row, counted over the whole cluster
+    workers: ArrayT  # [W] int64
+    versions: ArrayT  # [W] int64: the policy version that each worker acted with
+    lags: ArrayT  # [W] int64: how many versions that was behind the newest when the rollout was accepted
 
     @property
     def num_steps(self) -> int:
-        """T."""
-        return len(self.rewards)
+        """T: steps of each env."""
+        return self.rewards.shape[0]
 
     @property
     def num_envs(self) -> int:
-        """N."""
-        return int(self.rewards.shape[1])
+        """N: envs, each of which has a column."""
+        return self.rewards.shape[1]
 
     @property
     def version(self) -> int:
-        """The oldest policy version in it."""
-        return int(min(self.versions))
+        """The oldest policy version of any worker's part."""
+        return int(min(self.versions.tolist()))
 
     @property
     def lag(self) -> int:
-        """The largest lag in it."""
-        return int(max(self.lags))
+        """The largest lag of any worker's part, in versions."""
+        return int(max(self.lags.tolist()))
 
-    def to_torch(self, device: Any = "cpu") -> Rollout:
-        """The same with tensors. float64 becomes float32, which is what networks compute in."""
+    def to_torch(self, device: Any = "cpu") -> Rollout[Any]:
+        """Copy the rollout into torch tensors. float64 becomes float32, other dtypes stay.
+
+        On the CPU a tensor shares memory with its array, where that is writable and contiguous.
+
+        Args:
+            device: where the tensors go, as `torch.Tensor.to()` takes it.
+
+        Returns:
+            A rollout with a tensor in place of each array. None stays None.
+
+        Raises:
+            MissingExtra: PyTorch is not installed.
+        """
         try:
             import torch
         except ImportError as error:

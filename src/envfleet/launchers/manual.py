@@ -9,6 +9,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from envfleet.contract.checks import positive_or_none
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.owned_job import OwnedJob
@@ -29,8 +30,7 @@ class Manual:
         """Check it."""
         if not self.python:
             raise UsageError('python must be the interpreter of the workers, such as "python3"; got an empty text')
-        if self.queue_timeout_s is not None and not self.queue_timeout_s > 0:
-            raise UsageError(f"queue_timeout_s must be positive; got {self.queue_timeout_s!r}")
+        positive_or_none("queue_timeout_s", self.queue_timeout_s)
 
     def host_of_workers(self) -> None:
         """See Launcher: there is no telling."""

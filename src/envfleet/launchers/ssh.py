@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from envfleet.contract.checks import positive_or_none, whole_number
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.contract.worker_environment import NUM_CPUS_VARIABLE, THREAD_COUNT_VARIABLES
 from envfleet.launchers.hosts import is_loopback
@@ -93,13 +94,13 @@ class SSH:
         for host in self.hosts:
             if host.startswith("-") or re.search(r"\s", host):
                 raise UsageError(f'a host must be "host" or "user@host"; got {host!r}')
-        _require_whole("cpus_per_worker", self.cpus_per_worker, 1_000_000)
-        _require_whole("port", self.port, 65535)
+        for name, most in (("cpus_per_worker", 1_000_000), ("port", 65535)):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), at_most=most))
         for variable, value in (self.env or {}).items():
             if not _VARIABLE.fullmatch(variable) or not isinstance(value, str):
                 raise UsageError(f"env must have names of variables and texts; got {variable!r}: {value!r}")
-        if self.queue_timeout_s is not None and not self.queue_timeout_s > 0:
-            raise UsageError(f"queue_timeout_s must be positive; got {self.queue_timeout_s!r}")
+        positive_or_none("queue_timeout_s", self.queue_timeout_s)
 
     def host_of_workers(self) -> str | None:
         """See Launcher. The first host that is not this machine, as ~/.ssh/config has it; None if it is behind another.
@@ -306,11 +307,6 @@ def _texts(name: str, given: Sequence[str]) -> tuple[str, ...]:
     if isinstance(given, str) or not all(isinstance(each, str) and each for each in given):
         raise UsageError(f"{name} must be a list of texts; got {given!r}")
     return tuple(given)
-
-
-def _require_whole(name: str, number: int | None, most: int) -> None:
-    if number is not None and not (type(number) is int and 1 <= number <= most):
-        raise UsageError(f"{name} must be a whole number from 1 to {most}; got {number!r}")
 
 
 def _require_ssh() -> None:

@@ -1,4 +1,4 @@
-"""Arguments of a VectorEnv's methods, checked: counts, seeds, reset masks, env indices and values of attributes."""
+"""Arguments of a VectorEnv's methods, checked: seeds, reset masks, env indices and values of attributes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ from numpy.typing import ArrayLike
 
 from envfleet.contract.arrays import BoolArray
 from envfleet.contract.errors import UsageError
-
-
-def whole_number(name: str, count: Any) -> int:
-    """A count of at least 1."""
-    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1; got {count!r}")
-    return int(count)
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-import numpy as np
-
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
+from envfleet.contract.checks import positive, whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import EnvTraits
@@ -48,22 +47,14 @@ class PoolConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         for name in ("num_envs", "batch_size", "num_workers", "max_env_restarts"):
-            count = getattr(self, name)
-            if count is not None and not isinstance(count, int | np.integer):
-                raise UsageError(f"{name} must be a whole number; got {count!r}")
-        if self.num_envs < 1:
-            raise UsageError(f"num_envs must be at least 1; got {self.num_envs}")
-        if self.batch_size is not None and not 1 <= self.batch_size <= self.num_envs:
+            if getattr(self, name) is not None or name == "num_envs":
+                whole_number(name, getattr(self, name))
+        if self.batch_size is not None and self.batch_size > self.num_envs:
             raise UsageError(f"batch_size must be between 1 and num_envs={self.num_envs}; got {self.batch_size}")
         if self.observation_mode not in get_args(ObservationMode):
             raise UsageError(f"observation_mode must be 'same' or 'different'; got {self.observation_mode!r}")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise UsageError(f"num_workers must be at least 1; got {self.num_workers}")
-        if self.max_env_restarts is not None and self.max_env_restarts < 1:
-            raise UsageError(f"max_env_restarts must be at least 1; got {self.max_env_restarts}")
         for name in ("timeout_s", "start_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be positive; got {getattr(self, name)}")
+            positive(name, getattr(self, name))
 
     @property
     def rows(self) -> int:

@@ -212,13 +212,13 @@ def test_max_episode_steps_holds_for_callables():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"num_envs": 0}, "num_envs must be at least 1"),
+        ({"num_envs": 0}, "num_envs must be a whole number of at least 1; got 0"),
         ({"batch_size": 9}, "batch_size must be between 1 and num_envs=2"),
         ({"backend": "gpu"}, "no backend is called 'gpu'"),
         ({"autoreset_mode": "later"}, "autoreset_mode must be one of"),
         ({"on_env_error": "ignore"}, "on_env_error must be"),
         ({"timeout_s": 0}, "timeout_s must be positive"),
-        ({"num_workers": 0}, "num_workers must be at least 1"),
+        ({"num_workers": 0}, "num_workers must be a whole number of at least 1; got 0"),
         ({"env_kwargs": [{}]}, "env_kwargs must have num_envs=2 entries"),
         ({"env": [ScriptedEnv]}, "num_envs=2 entries; got 1"),
         ({"env": 7}, "env must be a Gymnasium id"),

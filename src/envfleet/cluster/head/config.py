@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.wire.messages import PoolPlan
+from envfleet.contract.checks import positive
 from envfleet.contract.errors import UsageError
 
 MOST_SECONDS = 1e6  # of any setting: twelve days
@@ -30,9 +31,7 @@ class HeadConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         for name in ("join_timeout_s", "heartbeat_s", "silence_s", "reconnect_s", "resend_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be positive; got {getattr(self, name)!r}")
-            if getattr(self, name) > MOST_SECONDS:
+            if positive(name, getattr(self, name)) > MOST_SECONDS:
                 raise UsageError(f"{name} must be at most {MOST_SECONDS:,.0f}; got {getattr(self, name)!r}")
         if self.max_worker_restarts < 0:
             raise UsageError(f"max_worker_restarts must not be negative; got {self.max_worker_restarts}")

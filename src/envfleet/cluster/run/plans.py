@@ -13,9 +13,9 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.cluster.wire.messages import PoolPlan
 from envfleet.cluster.wire.plain_values import NotPlain, to_plain
+from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.arguments import whole_number
 from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered, require_env_kwargs, require_env_like
 from envfleet.pool.make import BACKENDS, drawing_backend

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from envfleet.contract.checks import positive_or_none, whole_number
 from envfleet.contract.errors import UsageError
 from envfleet.launchers.kubernetes import api as kubernetes_api
 from envfleet.launchers.kubernetes.job import KubernetesJob
@@ -94,10 +95,8 @@ class Kubernetes:
                 f"memory_per_worker must be a number of bytes, or text as '2Gi' or '500M'; "
                 f"got {self.memory_per_worker!r}"
             )
-        if not (isinstance(self.gpus_per_worker, int) and self.gpus_per_worker >= 0):
-            raise UsageError(f"gpus_per_worker must be a whole number, 0 or more; got {self.gpus_per_worker!r}")
-        if self.queue_timeout_s is not None and not self.queue_timeout_s > 0:
-            raise UsageError(f"queue_timeout_s must be positive, or None to wait; got {self.queue_timeout_s!r}")
+        object.__setattr__(self, "gpus_per_worker", whole_number("gpus_per_worker", self.gpus_per_worker, at_least=0))
+        positive_or_none("queue_timeout_s", self.queue_timeout_s)
         if self.head_timeout_s is not None and not 1 <= self.head_timeout_s <= 1e9:
             raise UsageError(f"head_timeout_s must be at least 1, or None for no limit; got {self.head_timeout_s!r}")
         self._check_user()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from envfleet.contract.checks import positive_or_none, whole_number
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.hosts import is_loopback
 from envfleet.launchers.launcher import WorkerJob
@@ -70,10 +71,7 @@ class Slurm:
         _check("constraint", self.constraint, r"[\w.,&|*()\[\]:@+!=-]+", "features of nodes, as sbatch takes them")
         _check("mem_per_worker", self.mem_per_worker, r"\d+[KMGT]?", "a size such as '4G', or megabytes")
         _check("gpus_per_worker", self.gpus_per_worker, r"\d+|[\w.-]+:\d+", "a number, or 'type:number'")
-        if isinstance(self.cpus_per_worker, bool) or not isinstance(self.cpus_per_worker, int):
-            raise UsageError(f"cpus_per_worker must be a whole number; got {self.cpus_per_worker!r}")
-        if self.cpus_per_worker < 1:
-            raise UsageError(f"cpus_per_worker must be at least 1; got {self.cpus_per_worker}")
+        object.__setattr__(self, "cpus_per_worker", whole_number("cpus_per_worker", self.cpus_per_worker))
         if self.time_limit is not None:
             try:
                 seconds_of(self.time_limit)
@@ -81,8 +79,7 @@ class Slurm:
                 raise UsageError(f"time_limit: {error}") from error
         if self.log_dir is not None and not str(self.log_dir).isprintable():
             raise UsageError(f"log_dir must be printable: Slurm reads it from a script; got {str(self.log_dir)!r}")
-        if self.queue_timeout_s is not None and not self.queue_timeout_s > 0:
-            raise UsageError(f"queue_timeout_s must be positive, or None; got {self.queue_timeout_s!r}")
+        positive_or_none("queue_timeout_s", self.queue_timeout_s)
         if self.allocation not in (None, "current", "new"):
             raise UsageError(f"allocation must be 'current', 'new' or None; got {self.allocation!r}")
 

@@ -17,6 +17,7 @@ from ale_py import roms
 from gymnasium import spaces
 
 from envfleet._native import FramePlayer
+from envfleet.contract.checks import true_or_false
 from envfleet.contract.errors import UsageError
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
@@ -56,9 +57,8 @@ class AtariSettings:
             if not _is_whole_number(getattr(self, name), least):
                 raise UsageError(f"{name} must be a whole number of at least {least}; got {getattr(self, name)!r}")
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "bool" and not isinstance(value, bool):
-                raise UsageError(f"{field.name} must be True or False; got {value!r}")
+            if field.type == "bool":
+                true_or_false(field.name, getattr(self, field.name))
         chance = self.repeat_action_probability
         if not isinstance(chance, int | float) or not 0.0 <= chance < 1.0:
             raise UsageError(f"repeat_action_probability must be at least 0 and less than 1; got {chance!r}")
