@@ -24,7 +24,7 @@ from envfleet.cluster.wire.messages import (
     RowsReady,
     ValuesReady,
 )
-from envfleet.cluster.wire.orders import Ledger
+from envfleet.cluster.wire.orders import OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.wire.transfers import Transfers
@@ -49,7 +49,7 @@ class Answered(NamedTuple):
 class Desk:
     """What the head keeps for one worker, whichever process it is."""
 
-    ledger: Ledger = field(default_factory=Ledger)
+    orders: OrderLog = field(default_factory=OrderLog)
     answers: deque[Answered] = field(default_factory=deque)
     is_ready: bool = False
     not_ready: NotReady | None = None
@@ -90,14 +90,14 @@ class Desk:
 
     def checked(self, message: Any, arrays: Arrays, worker: int, form: RolloutForm, newest_version: int) -> Result:
         """The result in the answer to the oldest open order. Raises BadMessage."""
-        expects = self.ledger.open[0].expects
-        assert expects is not None  # of an order it is always said
+        expects = self.orders.open[0].order
+        assert expects is not None
         for failure in getattr(message, "failures", ()):
             _check_failure(failure, worker * form.num_envs, form.num_envs)
         if isinstance(message, OrderFailed):
             return message
         if isinstance(message, OrderCancelled):
-            if not self.ledger.open[0].is_cancelled:
+            if not self.orders.open[0].is_cancelled:
                 raise BadMessage("an order that is not cancelled was not carried out")
             return []
         if not isinstance(message, expects.answer):
@@ -134,9 +134,9 @@ class Desk:
         now_s: float,
     ) -> None:
         """Close the oldest open order; keep its result if somebody waits for it."""
-        order = self.ledger.accept()
-        if order.expects is not None:
-            self.num_steps_ordered += order.expects.num_steps
+        order = self.orders.accept()
+        if order.order is not None:
+            self.num_steps_ordered += order.order.num_steps
         if isinstance(result, Collected | Rows):
             self.num_nan_rows += result.suspects.num_nan
             self.num_out_of_bounds_rows += result.suspects.num_out_of_bounds

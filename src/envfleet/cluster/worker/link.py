@@ -23,7 +23,7 @@ from envfleet.cluster.wire.messages import (
     Heartbeat,
     Join,
     Leaving,
-    Order,
+    OrderMessage,
     PullCode,
     PullWeights,
     Refused,
@@ -109,7 +109,7 @@ class Link:
         """Something that needs no answer."""
         self._socket.send(encode(message))
 
-    def next_order(self) -> tuple[Order, Arrays]:
+    def next_order(self) -> tuple[OrderMessage, Arrays]:
         """Wait for the next order; raises Leave when there will be none."""
         begun_s: float | None = None
         while True:
@@ -209,7 +209,7 @@ class Link:
             self._told_to_leave = Leave(message.why)
         elif isinstance(message, Refused):
             self._told_to_leave = Leave(f"the head refused: {message.why}")
-        elif isinstance(message, Order):
+        elif isinstance(message, OrderMessage):
             self._outbox.accepted(message.accepted)
             if self._welcome is not None and self._outbox.is_next(message.order):
                 self._orders.append((message, arrays))
