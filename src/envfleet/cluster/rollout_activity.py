@@ -187,6 +187,6 @@ def _collect(head: Head, worker: int, num_steps: int) -> Collect:
         num_steps=num_steps,
         code_id=head.versions.code_id,
         version=head.versions.version,
-        divergence=desk.divergence,
-        measured_version=desk.measured_version,
+        divergence=desk.measured.divergence,
+        measured_version=desk.measured.version,
     )

@@ -13,6 +13,7 @@ import numpy as np
 from envfleet.cluster.head.divergence import Probes
 from envfleet.cluster.head.membership import Member
 from envfleet.cluster.head.restarts import Post
+from envfleet.cluster.sync import Measurement
 from envfleet.cluster.wire.bounded_msgpack import decode_bounded
 from envfleet.cluster.wire.codec import BadMessage
 from envfleet.cluster.wire.messages import (
@@ -66,9 +67,7 @@ class Desk:
     num_nan_rows: int = 0
     num_out_of_bounds_rows: int = 0
     probes: Probes | None = None  # of the last rollouts that the learner took
-    divergence: float | None = None
-    measured_version: int = -1  # the worker's own, of that divergence
-    measured_at: int = 0  # the learner's
+    measured: Measurement = field(default_factory=Measurement)  # on those probes, or on earlier ones
     code_bytes: int = 0
     weight_bytes: int = 0
     rollout_bytes: int = 0
@@ -86,7 +85,7 @@ class Desk:
         self.member, self.transfers, self.is_ready, self.not_ready = member, transfers, False, None
         self.welcome_frames = None
         self.process_version = self.num_steps_ordered = 0
-        self.probes, self.divergence, self.measured_version, self.measured_at = None, None, -1, 0
+        self.probes, self.measured = None, Measurement()
 
     def checked(self, message: Any, arrays: Arrays, worker: int, form: RolloutForm, newest_version: int) -> Result:
         """The result in the answer to the oldest open order. Raises BadMessage."""
@@ -169,7 +168,7 @@ class Desk:
             steps_per_s=steps / seconds if seconds > 0 else 0.0,
             version=self.version,
             lag=self.lag,
-            divergence=self.divergence,
+            divergence=self.measured.divergence,
             num_rollouts=self.num_rollouts,
             num_pulls=self.num_pulls,
             code_bytes=self.code_bytes,

@@ -131,8 +131,8 @@ class Head:
                 desk = self.desks[member.worker]
                 news = Announce(
                     version=self.versions.version,
-                    divergence=desk.divergence,
-                    measured_version=desk.measured_version,
+                    divergence=desk.measured.divergence,
+                    measured_version=desk.measured.version,
                 )
                 desk.announcement_bytes += self.roster.send(member, encode(news))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.cluster.sync import News
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import (
     MOST_HOST_CHARS,
@@ -82,7 +83,7 @@ class Link:
         self._resent_bytes = 0  # of messages; the transfers count their chunks
         self._compression: str | None = None
         self._told_to_leave: Leave | None = None  # by the head
-        self.announced = Announce(version=0, divergence=None, measured_version=-1)  # the newest
+        self.news = News()  # as it was announced
         self.cancelled_through = 0
         self.leave_because: str | None = None  # set by a signal handler or another thread: at once
         self.finish_because: str | None = None  # set by a signal handler: when the present order is done
@@ -217,8 +218,7 @@ class Link:
             self._outbox.accepted(message.accepted)
             self._ready = None if message.is_ready else self._ready
         elif isinstance(message, Announce):
-            if message.version >= self.announced.version:
-                self.announced = message
+            self.news = self.news.after_announcement(message)
         else:
             self._keep(message, arrays)
 
