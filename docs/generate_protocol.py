@@ -51,7 +51,7 @@ def protocol_page() -> str:
         f"Answers to orders: {_names(get_args(messages.Answer))}.",
         "## Head to worker",
         _message_table(get_args(messages.FromHead)),
-        f"Orders: {_names(get_args(messages.Order))}.",
+        f"Orders: {_names(get_args(messages.OrderMessage))}.",
         "## Inside messages",
         *(_struct_section(kind) for kind in _inner_structs()),
         "## Frames",

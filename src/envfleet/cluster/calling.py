@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import workers_of
-from envfleet.cluster.wire.messages import Call, SetAttr, ValuesReady
-from envfleet.cluster.wire.orders import Expected
+from envfleet.cluster.wire.messages import Call, SetAttr
+from envfleet.cluster.wire.orders import Order
 from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvBusy
 from envfleet.pool.arguments import values_for
 
 GIVEN_UP = "The call is given up: envs may still carry it out, but what they return is dropped"
-
-MakeOrder = Callable[[int, int], Any]  # (order, accepted) -> message
 
 
 class Calling:
@@ -38,13 +36,11 @@ class Calling:
         for env_id in env_ids:
             rows.setdefault(env_id // num_each, []).append(env_id % num_each)
 
-        def message_for(its_rows: list[int]) -> MakeOrder:
+        orders = {}
+        for worker, its_rows in rows.items():
             chosen = None if len(its_rows) == num_each else its_rows
-            return lambda order, accepted: Call(
-                order=order, accepted=accepted, name=name, args=plain_args, kwargs=plain_kwargs, env_ids=chosen
-            )
-
-        values = self._ask({worker: message_for(its_rows) for worker, its_rows in rows.items()}, f"call {name!r}")
+            orders[worker] = Order(Call(name=name, args=plain_args, kwargs=plain_kwargs, env_ids=chosen))
+        values = self._ask(orders, f"call {name!r}")
         return tuple(values[env_id // num_each][env_id % num_each] for env_id in env_ids)
 
     def set_attr(self, name: str, values: Any, env_ids: Array | None = None) -> None:
@@ -57,10 +53,8 @@ class Calling:
             worker: to_plain([each[row] for row in its_rows.tolist()], "values") for worker, its_rows in rows.items()
         }
 
-        def message_with(its_values: Any) -> MakeOrder:
-            return lambda order, accepted: SetAttr(order=order, accepted=accepted, name=name, values=its_values)
-
-        self._ask({worker: message_with(its_values) for worker, its_values in plain.items()}, f"set {name!r}")
+        orders = {worker: Order(SetAttr(name=name, values=its_values)) for worker, its_values in plain.items()}
+        self._ask(orders, f"set {name!r}")
         for worker, its_values in plain.items():
             self._run.head.desks[worker].attributes[name] = its_values
         if env_ids is not None:
@@ -69,16 +63,16 @@ class Calling:
         if not isinstance(values, list | tuple):
             self.attributes[name] = plain[0]
 
-    def _ask(self, messages: Mapping[int, MakeOrder], what: str) -> dict[int, list[Any]]:
-        """A value for each env of the workers that have a message."""
+    def _ask(self, orders: Mapping[int, Order], what: str) -> dict[int, list[Any]]:
+        """A value for each env of the workers that have an order."""
         run = self._run
         if run.head.has_open_orders:
             raise EnvBusy(
                 f"a rollout or stream has been begun: finish the rollout, or close the stream, before you {what}"
             )
-        workers = sorted(messages)
+        workers = sorted(orders)
         try:
-            run.head.issue({worker: (messages[worker], {}) for worker in workers}, Expected(ValuesReady))
+            run.head.issue(orders)
             run.wait_for_answers(workers, self._timeout_s, GIVEN_UP)
         except BaseException:
             run.head.cancel_open()  # or the answers would be taken for others

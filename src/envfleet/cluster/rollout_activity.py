@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.head.desk import Desk
+from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.head.pending_answers import PendingAnswers
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import StepResult
-from envfleet.cluster.wire.messages import Collect, RolloutReady
-from envfleet.cluster.wire.orders import Expected
+from envfleet.cluster.wire.messages import Collect
+from envfleet.cluster.wire.orders import Order
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm
 from envfleet.contract.rollout import Rollout
 
@@ -178,18 +178,15 @@ def _first(tree: Any) -> Any:
 
 
 def _issue(run: Run, workers: Iterable[int], num_steps: int) -> None:
-    versions = run.head.versions
+    run.head.issue({worker: Order(_collect(run.head, worker, num_steps)) for worker in workers})
 
-    def message(desk: Desk) -> Any:
-        return lambda order, accepted: Collect(
-            order=order,
-            accepted=accepted,
-            num_steps=num_steps,
-            code_id=versions.code_id,
-            version=versions.version,
-            divergence=desk.divergence,
-            measured_version=desk.measured_version,
-        )
 
-    orders: dict[int, Any] = {worker: (message(run.head.desks[worker]), {}) for worker in workers}
-    run.head.issue(orders, Expected(RolloutReady, num_steps))
+def _collect(head: Head, worker: int, num_steps: int) -> Collect:
+    desk = head.desks[worker]
+    return Collect(
+        num_steps=num_steps,
+        code_id=head.versions.code_id,
+        version=head.versions.version,
+        divergence=desk.measured.divergence,
+        measured_version=desk.measured.version,
+    )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from envfleet.cluster.head.pending_answers import PendingAnswers
 from envfleet.cluster.run.run import Run
-from envfleet.cluster.wire.messages import Reset, RowsReady, Step
-from envfleet.cluster.wire.orders import Expected
+from envfleet.cluster.wire.messages import Reset, Step
+from envfleet.cluster.wire.orders import Order
 from envfleet.cluster.wire.rollouts import RolloutForm, Rows
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NotReset, UsageError
@@ -18,7 +18,6 @@ from envfleet.pool.batch_rows import rows_of_result
 
 StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
 
-EXPECTS_ROWS = Expected(RowsReady)
 MUST_RESET = "There is no batch: the rows of all workers are dropped. Call reset() for all envs before the next step()"
 
 
@@ -78,11 +77,11 @@ class Stepping:
             self._run.begin(None)
         self._run.begin(self)
         self._autoreset = autoreset
-        orders: dict[int, Any] = {}
+        orders = {}
         for worker in range(self._run.num_workers):
             rows = self.rows_of(worker)
             its_mask = None if mask is None else mask[rows].tolist()
-            orders[worker] = (_reset_order(autoreset, seeds[rows], options, its_mask), {})
+            orders[worker] = Order(Reset(autoreset=autoreset, seeds=seeds[rows], options=options, mask=its_mask))
         self._issue(orders)
         self.was_reset, self._is_whole = True, is_whole
 
@@ -112,17 +111,19 @@ class Stepping:
             )
         ]
         self._run.begin(self)
-        orders = {
-            worker: (self._step_order, {f"action.{index}": leaf[its_rows] for index, leaf in enumerate(leaves)})
-            for worker, its_rows in rows.items()
-        }
-        self._issue(orders)
+        step = Step(autoreset=self._autoreset)
+        self._issue(
+            {
+                worker: Order(step, {f"action.{index}": leaf[its_rows] for index, leaf in enumerate(leaves)})
+                for worker, its_rows in rows.items()
+            }
+        )
         if env_ids is not None and keeps_order:
             self._sent.append(env_ids.astype(np.int32))
 
-    def _issue(self, orders: dict[int, Any]) -> None:
+    def _issue(self, orders: Mapping[int, Order]) -> None:
         try:
-            self._run.head.issue(orders, EXPECTS_ROWS)
+            self._run.head.issue(orders)
             self.in_flight.update(orders)
         except BaseException:
             self._run.begin(None)  # or answers that nobody knows of would be taken for others
@@ -153,9 +154,6 @@ class Stepping:
         self.last_env_ids = sent
         return rows_of_result(self._form.obs, result, rows)
 
-    def _step_order(self, order: int, accepted: int) -> Step:
-        return Step(order=order, accepted=accepted, autoreset=self._autoreset)
-
     def rows_of(self, worker: int) -> slice:
         """The envs of a worker."""
         return slice(worker * self._run.num_envs_per_worker, (worker + 1) * self._run.num_envs_per_worker)
@@ -182,11 +180,3 @@ def workers_of(env_ids: Array, num_workers: int, num_envs_per_worker: int) -> di
             )
         rows[worker] = its_rows
     return rows
-
-
-def _reset_order(
-    autoreset: str, seeds: list[int | None], options: Any, mask: list[bool] | None
-) -> Callable[[int, int], Reset]:
-    return lambda order, accepted: Reset(
-        order=order, accepted=accepted, autoreset=autoreset, seeds=seeds, options=options, mask=mask
-    )

@@ -4,44 +4,66 @@ import random
 from collections import deque
 from itertools import pairwise
 
+import msgspec
+import numpy as np
 import pytest
 
-from envfleet.cluster.wire.orders import LONGEST_RESEND_S, Expected, Ledger, Outbox, Verdict
+from envfleet.cluster.wire.codec import Decoder
+from envfleet.cluster.wire.messages import (
+    Call,
+    Collect,
+    FromHead,
+    Reset,
+    RolloutReady,
+    RowsReady,
+    SetAttr,
+    Step,
+    ValuesReady,
+)
+from envfleet.cluster.wire.orders import LONGEST_RESEND_S, Order, OrderLog, Outbox, Verdict
+
+STEP = Order(Step(autoreset="next_step"))
 
 
-def issue(ledger, now_s=0.0):
-    order = ledger.prepared(lambda order, accepted: [order, accepted], Expected(dict), now_s)
-    ledger.issue(order)
-    return order
+def issue(log, now_s=0.0):
+    prepared = log.prepare(STEP, now_s)
+    log.issue(prepared)
+    return prepared
+
+
+def decoded(prepared):
+    return Decoder(FromHead).decode(prepared.frames)
+
+
+def numbers_in(prepared):
+    message, _ = decoded(prepared)
+    return message.order, message.accepted
 
 
 def test_orders_are_numbered_from_one_and_say_what_was_accepted():
-    ledger = Ledger()
-    assert issue(ledger).frames == [1, 0]
-    assert issue(ledger).frames == [2, 0]
-    ledger.accept()
-    assert issue(ledger).frames == [3, 1]
-    assert [order.number for order in ledger.open] == [2, 3]
+    log = OrderLog()
+    assert numbers_in(issue(log)) == (1, 0)
+    assert numbers_in(issue(log)) == (2, 0)
+    log.accept()
+    assert numbers_in(issue(log)) == (3, 1)
+    assert (STEP.message.order, STEP.message.accepted) == (0, 0)  # the order itself is a value: it does not change
+    assert [order.number for order in log.open] == [2, 3]
 
 
 def test_an_order_that_cannot_be_encoded_was_never_given():
-    ledger = Ledger()
-
-    def cannot(order, accepted):
-        raise ValueError("no")
-
-    with pytest.raises(ValueError):
-        ledger.prepared(cannot, Expected(dict), 0.0)
-    assert (ledger.num_issued, len(ledger.open)) == (0, 0)
-    assert issue(ledger).number == 1
+    log = OrderLog()
+    with pytest.raises(TypeError):
+        log.prepare(Order(SetAttr(name="power", values=[object()])), 0.0)
+    assert (log.num_issued, len(log.open)) == (0, 0)
+    assert issue(log).number == 1
 
 
 def test_verdicts():
-    ledger = Ledger()
-    assert ledger.judge(1) is Verdict.UNKNOWN
+    log = OrderLog()
+    assert log.judge(1) is Verdict.UNKNOWN
     for _ in range(3):
-        issue(ledger)
-    assert [ledger.judge(number) for number in (-1, 0, 1, 2, 3, 4, 10**30)] == [
+        issue(log)
+    assert [log.judge(number) for number in (-1, 0, 1, 2, 3, 4, 10**30)] == [
         Verdict.UNKNOWN,
         Verdict.UNKNOWN,
         Verdict.ACCEPTED,
@@ -50,45 +72,45 @@ def test_verdicts():
         Verdict.UNKNOWN,
         Verdict.UNKNOWN,
     ]
-    assert ledger.accept().number == 1
-    assert ledger.judge(1) is Verdict.DUPLICATE
-    assert ledger.judge(2) is Verdict.ACCEPTED
+    assert log.accept().number == 1
+    assert log.judge(1) is Verdict.DUPLICATE
+    assert log.judge(2) is Verdict.ACCEPTED
 
 
 def test_cancelled_orders_are_still_answered_in_their_order():
-    ledger = Ledger()
-    assert ledger.cancel_open() is None
-    issue(ledger)
-    issue(ledger)
-    assert ledger.cancel_open() == 2
-    issue(ledger)
-    assert ledger.judge(1) is Verdict.CANCELLED
-    ledger.accept()
-    assert ledger.judge(3) is Verdict.EARLY
-    assert ledger.judge(2) is Verdict.CANCELLED
-    ledger.accept()
-    assert ledger.judge(3) is Verdict.ACCEPTED
+    log = OrderLog()
+    assert log.cancel_open() is None
+    issue(log)
+    issue(log)
+    assert log.cancel_open() == 2
+    issue(log)
+    assert log.judge(1) is Verdict.CANCELLED
+    log.accept()
+    assert log.judge(3) is Verdict.EARLY
+    assert log.judge(2) is Verdict.CANCELLED
+    log.accept()
+    assert log.judge(3) is Verdict.ACCEPTED
 
 
 def test_orders_are_sent_again_until_they_are_received():
-    ledger = Ledger()
-    issue(ledger, 0.0)
-    issue(ledger, 0.5)
-    issue(ledger, 3.0)
-    assert ledger.overdue(0, 1.0, resend_s=1.0) == []
-    assert [order.number for order in ledger.overdue(0, 2.0, resend_s=1.0)] == [1, 2]
-    assert ledger.overdue(0, 2.5, resend_s=1.0) == []  # they are on their way again
-    assert numbers_of(ledger.overdue(1, 9.0, resend_s=1.0)) == [2, 3]
-    assert ledger.overdue(3, 99.0, resend_s=1.0) == []
+    log = OrderLog()
+    issue(log, 0.0)
+    issue(log, 0.5)
+    issue(log, 3.0)
+    assert log.overdue(0, 1.0, resend_s=1.0) == []
+    assert [order.number for order in log.overdue(0, 2.0, resend_s=1.0)] == [1, 2]
+    assert log.overdue(0, 2.5, resend_s=1.0) == []  # they are on their way again
+    assert numbers_of(log.overdue(1, 9.0, resend_s=1.0)) == [2, 3]
+    assert log.overdue(3, 99.0, resend_s=1.0) == []
 
 
 def test_repetitions_become_rarer_but_never_stop():
-    ledger, outbox = Ledger(), Outbox(received=0)
-    issue(ledger, 0.0)
+    log, outbox = OrderLog(), Outbox(received=0)
+    issue(log, 0.0)
     outbox.add(1, [1], 0.0)
     times = []
     for tenths in range(1, 100_000):
-        is_sent = bool(ledger.overdue(0, tenths / 10, resend_s=1.0))
+        is_sent = bool(log.overdue(0, tenths / 10, resend_s=1.0))
         assert bool(outbox.overdue(tenths / 10, resend_s=1.0)) is is_sent
         if is_sent:
             times.append(tenths / 10)
@@ -99,15 +121,31 @@ def test_repetitions_become_rarer_but_never_stop():
 
 
 def test_what_nobody_takes_for_days_is_still_repeated():
-    ledger = Ledger()
-    order = issue(ledger, 0.0)
+    log = OrderLog()
+    order = issue(log, 0.0)
     order.num_repeats = 5000
-    assert ledger.overdue(0, 1e6, resend_s=1.0) == [order]
+    assert log.overdue(0, 1e6, resend_s=1.0) == [order]
 
 
 def test_an_order_knows_its_answer():
-    order = Ledger().prepared(lambda order, accepted: [], Expected(dict, num_steps=5), 0.0)
-    assert order.expects == Expected(dict, 5)
+    collect = Collect(num_steps=5, code_id=1, version=1, divergence=None, measured_version=-1)
+    answers = [
+        (Order(Reset(autoreset="next_step", seeds=[None], options=None, mask=None)), (RowsReady, 0)),
+        (STEP, (RowsReady, 0)),
+        (Order(collect), (RolloutReady, 5)),
+        (Order(Call(name="render", args=[], kwargs={})), (ValuesReady, 0)),
+        (Order(SetAttr(name="power", values=[1])), (ValuesReady, 0)),
+    ]
+    for order, expected in answers:
+        assert (order.answer, order.num_steps) == expected
+        assert OrderLog().prepare(order, 0.0).order is order
+
+
+def test_an_order_carries_its_arrays():
+    actions = np.arange(3, dtype=np.float32)
+    message, arrays = decoded(OrderLog().prepare(Order(STEP.message, {"action.0": actions}), 0.0))
+    assert message == msgspec.structs.replace(STEP.message, order=1)
+    assert np.array_equal(arrays["action.0"], actions)
 
 
 def test_outbox_takes_each_order_once_and_in_turn():
@@ -169,27 +207,27 @@ def numbers_of(orders):
 def test_any_wire_gives_exactly_once(seed):
     """Processes die in between. Each order is carried out once by each process, each answer accepted once, in turn."""
     rng, num_orders = random.Random(seed), 40
-    ledger, outbox, epoch, now_s = Ledger(), Outbox(received=0), 0, 0.0
+    log, outbox, epoch, now_s = OrderLog(), Outbox(received=0), 0, 0.0
     to_worker, to_head = Wire(rng), Wire(rng)
     accepted = []
     while len(accepted) < num_orders:
         now_s += 0.1
         assert now_s < 2000, "no progress"
-        if ledger.num_issued < min(num_orders, ledger.num_accepted + 3):
-            to_worker.put(epoch, [issue(ledger, now_s).number])
+        if log.num_issued < min(num_orders, log.num_accepted + 3):
+            to_worker.put(epoch, [issue(log, now_s).number])
         if rng.random() < 0.01:  # the process is lost; the next one begins with the oldest open order
             epoch += 1
-            outbox = Outbox(received=ledger.num_accepted)
-            to_worker.put(epoch, numbers_of(ledger.open))
-        to_worker.put(epoch, numbers_of(ledger.overdue(outbox.received, now_s, 1.0)))
+            outbox = Outbox(received=log.num_accepted)
+            to_worker.put(epoch, numbers_of(log.open))
+        to_worker.put(epoch, numbers_of(log.overdue(outbox.received, now_s, 1.0)))
         number = to_worker.take(epoch)
         if number is not None and outbox.is_next(number):
             outbox.add(number, [number], now_s)
             to_head.put(epoch, [number])
         to_head.put(epoch, numbers_of(outbox.overdue(now_s, 1.0)))
         number = to_head.take(epoch)
-        if number is not None and ledger.judge(number) is Verdict.ACCEPTED:
-            accepted.append(ledger.accept().number)
+        if number is not None and log.judge(number) is Verdict.ACCEPTED:
+            accepted.append(log.accept().number)
         if rng.random() < 0.5:
-            outbox.accepted(ledger.num_accepted)
+            outbox.accepted(log.num_accepted)
     assert accepted == list(range(1, num_orders + 1))

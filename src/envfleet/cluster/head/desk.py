@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from envfleet.cluster.head.divergence import Probes
 from envfleet.cluster.head.membership import Member
 from envfleet.cluster.head.restarts import Post
+from envfleet.cluster.sync import Measurement
 from envfleet.cluster.wire.bounded_msgpack import decode_bounded
 from envfleet.cluster.wire.codec import BadMessage
 from envfleet.cluster.wire.messages import (
@@ -21,7 +22,7 @@ from envfleet.cluster.wire.messages import (
     RowsReady,
     ValuesReady,
 )
-from envfleet.cluster.wire.orders import Ledger
+from envfleet.cluster.wire.orders import OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.wire.transfers import Transfers
@@ -46,7 +47,7 @@ class Answered(NamedTuple):
 class Desk:
     """What the head keeps for one worker, whichever process it is."""
 
-    ledger: Ledger = field(default_factory=Ledger)
+    orders: OrderLog = field(default_factory=OrderLog)
     answers: deque[Answered] = field(default_factory=deque)
     is_ready: bool = False
     not_ready: NotReady | None = None
@@ -63,9 +64,7 @@ class Desk:
     num_nan_rows: int = 0
     num_out_of_bounds_rows: int = 0
     probes: Probes | None = None  # of the last rollouts that the learner took
-    divergence: float | None = None
-    measured_version: int = -1  # the worker's own, of that divergence
-    measured_at: int = 0  # the learner's
+    measured: Measurement = field(default_factory=Measurement)  # on those probes, or on earlier ones
     code_bytes: int = 0
     weight_bytes: int = 0
     rollout_bytes: int = 0
@@ -83,18 +82,18 @@ class Desk:
         self.member, self.transfers, self.is_ready, self.not_ready = member, transfers, False, None
         self.welcome_frames = None
         self.process_version = self.num_steps_ordered = 0
-        self.probes, self.divergence, self.measured_version, self.measured_at = None, None, -1, 0
+        self.probes, self.measured = None, Measurement()
 
     def checked(self, message: Any, arrays: Arrays, worker: int, form: RolloutForm, newest_version: int) -> Result:
         """The result in the answer to the oldest open order. Raises BadMessage."""
-        expects = self.ledger.open[0].expects
-        assert expects is not None  # of an order it is always said
+        expects = self.orders.open[0].order
+        assert expects is not None
         for failure in getattr(message, "failures", ()):
             _check_failure(failure, worker * form.num_envs, form.num_envs)
         if isinstance(message, OrderFailed):
             return message
         if isinstance(message, OrderCancelled):
-            if not self.ledger.open[0].is_cancelled:
+            if not self.orders.open[0].is_cancelled:
                 raise BadMessage("an order that is not cancelled was not carried out")
             return []
         if not isinstance(message, expects.answer):
@@ -131,9 +130,9 @@ class Desk:
         now_s: float,
     ) -> None:
         """Close the oldest open order; keep its result if somebody waits for it."""
-        order = self.ledger.accept()
-        if order.expects is not None:
-            self.num_steps_ordered += order.expects.num_steps
+        order = self.orders.accept()
+        if order.order is not None:
+            self.num_steps_ordered += order.order.num_steps
         if isinstance(result, Collected | Rows):
             self.num_nan_rows += result.suspects.num_nan
             self.num_out_of_bounds_rows += result.suspects.num_out_of_bounds
@@ -166,7 +165,7 @@ class Desk:
             steps_per_s=steps / seconds if seconds > 0 else 0.0,
             version=self.version,
             lag=self.lag,
-            divergence=self.divergence,
+            divergence=self.measured.divergence,
             num_rollouts=self.num_rollouts,
             num_pulls=self.num_pulls,
             code_bytes=self.code_bytes,

@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from envfleet.cluster.head.config import HeadConfig
@@ -38,7 +37,7 @@ from envfleet.cluster.wire.messages import (
     Stop,
     ValuesReady,
 )
-from envfleet.cluster.wire.orders import Expected, Verdict
+from envfleet.cluster.wire.orders import Order, Verdict
 from envfleet.cluster.wire.rollouts import Collected, Rows
 from envfleet.cluster.wire.row_checks import SuspectRows
 from envfleet.cluster.wire.sockets import RunKeys
@@ -95,22 +94,22 @@ class Head:
 
     # -- for the caller --
 
-    def issue(self, orders: Mapping[int, tuple[Callable[[int, int], Any], Arrays]], expects: Expected) -> None:
-        """Give an order to each of some workers: `message(order, accepted)`, and its arrays.
+    def issue(self, orders: Mapping[int, Order]) -> None:
+        """Issue an order to each of some workers.
 
         An order is kept, and given to a worker's replacement if need be, until its answer is accepted.
         """
         with self._socket.here():
-            # All are encoded before one is given: what cannot be sent must not leave half of them behind.
-            issued = [
-                (desk, desk.ledger.prepared(partial(_encoded, message, arrays), expects, _now_s()))
-                for desk, (message, arrays) in ((self.desks[worker], each) for worker, each in orders.items())
+            # All are encoded before one is issued: an order that cannot be encoded must not leave half of them behind.
+            prepared = [
+                (desk, desk.orders.prepare(order, _now_s()))
+                for desk, order in ((self.desks[worker], order) for worker, order in orders.items())
             ]
-            for desk, order in issued:
-                desk.ledger.issue(order)
+            for desk, issued in prepared:
+                desk.orders.issue(issued)
                 if desk.is_ready and desk.member is not None:
-                    num_bytes = self.roster.send_order(desk.member, order)
-                    if expects.answer is RolloutReady:  # this order announces, too
+                    num_bytes = self.roster.send_order(desk.member, issued)
+                    if issued.order is not None and issued.order.answer is RolloutReady:  # it announces, too
                         desk.announcement_bytes += num_bytes
 
     def set_code(self, code: PolicyCode) -> None:
@@ -130,8 +129,8 @@ class Head:
                 desk = self.desks[member.worker]
                 news = Announce(
                     version=self.versions.version,
-                    divergence=desk.divergence,
-                    measured_version=desk.measured_version,
+                    divergence=desk.measured.divergence,
+                    measured_version=desk.measured.version,
                 )
                 desk.announcement_bytes += self.roster.send(member, encode(news))
 
@@ -144,14 +143,14 @@ class Head:
     def has_open_orders(self) -> bool:
         """Some answers are still to come, or to be taken, and somebody waits for them."""
         with self._socket.here():
-            return any(desk.answers or desk.ledger.wanted for desk in self.desks)
+            return any(desk.answers or desk.orders.is_awaited for desk in self.desks)
 
     def cancel_open(self) -> None:
         """Nobody waits for the open orders any more; answers that are there are thrown away."""
         with self._socket.here():
             for desk in self.desks:
                 desk.answers.clear()
-                through = desk.ledger.cancel_open()
+                through = desk.orders.cancel_open()
                 if through is not None and desk.is_ready and desk.member is not None:
                     self.roster.send(desk.member, encode(Cancel(through=through)))
 
@@ -277,7 +276,7 @@ class Head:
     # -- messages of workers --
 
     def _answer(self, member: Member, desk: Desk, message: Any, arrays: Arrays) -> None:
-        verdict = desk.ledger.judge(message.order)
+        verdict = desk.orders.judge(message.order)
         if verdict not in (Verdict.ACCEPTED, Verdict.CANCELLED):
             return self._refuse(f"answers {verdict.value}", member.process, f"{member}: answer to {message.order}")
         assert self.roster.form is not None  # it has been given orders, so it has been ready
@@ -316,7 +315,7 @@ class Head:
         desk.worker_resent_bytes = message.resent_bytes
         self.roster.send_alive(member)
         if desk.is_ready:
-            for order in desk.ledger.overdue(message.received, _now_s(), self._resend_s):
+            for order in desk.orders.overdue(message.received, _now_s(), self._resend_s):
                 desk.resent_bytes += self.roster.send_order(member, order)
 
     def _ready(self, member: Member, desk: Desk, message: Ready, arrays: Arrays) -> None:
@@ -343,10 +342,6 @@ class Head:
         self.num_refused[reason] += 1
         level = logging.WARNING if self.num_refused[reason] == 1 else logging.DEBUG
         logger.log(level, "a message was dropped (%s): %s; from %s", reason, detail, process.hex())
-
-
-def _encoded(message: Callable[[int, int], Any], arrays: Arrays, order: int, accepted: int) -> Frames:
-    return encode(message(order, accepted), arrays)
 
 
 def _now_s() -> float:

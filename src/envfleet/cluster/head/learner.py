@@ -18,7 +18,7 @@ from envfleet.cluster.head.divergence import (
     probes_of,
 )
 from envfleet.cluster.head.head import Head
-from envfleet.cluster.sync import APS, SyncRule
+from envfleet.cluster.sync import Measurement, SyncRule
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm
 from envfleet.contract.errors import UsageError, WorkerFailed
 from envfleet.contract.policy import Policy, PolicyCode
@@ -75,24 +75,21 @@ class Learner:
 
     def measure(self) -> None:
         """How far each worker's policy is from the version that was published last."""
-        if not isinstance(self._sync, APS):
-            return
         newest, due = self._head.versions.version, []
         for worker, desk in enumerate(self._head.desks):
             if desk.probes is None or not self._first_version <= desk.probes.version < newest:
                 continue
-            since = max(desk.probes.version, desk.measured_at)
-            if newest >= since + self._sync.measure_every or (desk.divergence is None and newest > since):
+            if self._sync.should_measure(newest, desk.probes.version, desk.measured):
                 due.append((worker, desk, desk.probes))
-            elif desk.measured_version == desk.probes.version:
-                self._warn_if_late(self._sync, worker, newest - desk.probes.version, desk.divergence)
+            elif desk.measured.version == desk.probes.version:
+                self._warn_if_late(worker, newest, desk.measured)
         if not due:
             return
         started_s = time.perf_counter()
         found = self._measured(due)
         for (worker, desk, probes), divergence in zip(due, found, strict=True):
-            desk.divergence, desk.measured_version, desk.measured_at = divergence, probes.version, newest
-            self._warn_if_late(self._sync, worker, newest - probes.version, divergence)
+            desk.measured = Measurement(divergence, probes.version, newest)
+            self._warn_if_late(worker, newest, desk.measured)
         self._head.measure_s += time.perf_counter() - started_s
         self._head.num_measurements += 1
 
@@ -151,18 +148,11 @@ class Learner:
             self._policy.set_weights(weights_of(self._agent))  # it was built here, and shares nothing
         return self._policy
 
-    def _warn_if_late(self, sync: APS, worker: int, lag: int, divergence: float | None) -> None:
-        if self._has_warned or lag <= sync.max_lag or divergence is None or divergence > sync.threshold:
+    def _warn_if_late(self, worker: int, newest: int, measured: Measurement) -> None:
+        if self._has_warned:
             return
-        self._has_warned = True
-        logger.warning(
-            "%s pulls because its policy is %d versions old, more than max_lag=%d; its divergence is only %.2g, below "
-            "the threshold of %.2g. If the learner clips against the probabilities of the worker's policy, as plain "
-            "PPO does, it is held near that policy and learns nothing new: clip against its own policy at the start of "
-            "the update (decoupled PPO, see examples/ppo.py). If it makes many small updates, raise max_lag",
-            self._head.roster.name_of(worker),
-            lag,
-            sync.max_lag,
-            divergence,
-            sync.threshold,
-        )
+        name, lag = self._head.roster.name_of(worker), newest - measured.version
+        warning = self._sync.warning(name, lag, measured.divergence)
+        if warning is not None:
+            self._has_warned = True
+            logger.warning("%s", warning)

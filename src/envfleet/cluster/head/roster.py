@@ -123,7 +123,7 @@ class Roster:
     def send_alive(self, member: Member) -> None:
         """Also to find out whether it is there."""
         desk = self._desks[member.worker]
-        self.send(member, encode(Alive(accepted=desk.ledger.num_accepted, is_ready=desk.is_ready)))
+        self.send(member, encode(Alive(accepted=desk.orders.num_accepted, is_ready=desk.is_ready)))
 
     # -- coming --
 
@@ -168,10 +168,10 @@ class Roster:
         elif why := _difference(self.form, obs, actions):
             return self._refuse_pool(member, why, now_s)
         desk.is_ready = True
-        cancelled = [order.number for order in desk.ledger.open if order.is_cancelled]
+        cancelled = [order.number for order in desk.orders.open if order.is_cancelled]
         if cancelled:
             self.send(member, encode(Cancel(through=cancelled[-1])))
-        for order in desk.ledger.open:
+        for order in desk.orders.open:
             order.sent_s, order.num_repeats = now_s, 0
             self.send_order(member, order)
         self.send_alive(member)
@@ -187,7 +187,7 @@ class Roster:
         pickled = config.env_pickles[member.worker]
         welcome = Welcome(
             epoch=member.epoch,
-            first_order=desk.ledger.num_accepted + 1,
+            first_order=desk.orders.num_accepted + 1,
             plan=config.plans[member.worker],
             sync=config.sync,
             heartbeat_s=config.heartbeat_s,

@@ -251,30 +251,30 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     why: str
 
 
-class Reset(msgspec.Struct, frozen=True, tag="reset"):
+class Reset(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
     """Reset all envs, or those in `mask`. `seeds` has one for each env."""
 
-    order: int
-    accepted: int  # answers up to this one have been accepted
+    order: int = 0  # filled in when the order is issued, like `accepted`
+    accepted: int = 0  # answers up to this one have been accepted
     autoreset: str
     seeds: list[int | None]
     options: Any
     mask: list[bool] | None
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """One step of all envs with the actions in the arrays."""
 
-    order: int
-    accepted: int
+    order: int = 0
+    accepted: int = 0
     autoreset: str  # a replacement may not have been told yet
 
 
-class Collect(msgspec.Struct, frozen=True, tag="collect"):
+class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
     """Collect a rollout with this policy; the newest version and how far yours is from it are said here as well."""
 
-    order: int
-    accepted: int
+    order: int = 0
+    accepted: int = 0
     num_steps: int
     code_id: int
     version: int
@@ -282,22 +282,22 @@ class Collect(msgspec.Struct, frozen=True, tag="collect"):
     measured_version: int  # which version of yours that is about
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """Call a method of each env, or get an attribute."""
 
-    order: int
-    accepted: int
+    order: int = 0
+    accepted: int = 0
     name: str
     args: Any
     kwargs: Any
     env_ids: list[int] | None = None  # in this worker's pool, the values of the others are nil; None: all
 
 
-class SetAttr(msgspec.Struct, frozen=True, tag="set_attr"):
+class SetAttr(msgspec.Struct, frozen=True, kw_only=True, tag="set_attr"):
     """Set an attribute of each env."""
 
-    order: int
-    accepted: int
+    order: int = 0
+    accepted: int = 0
     name: str
     values: Any  # a list with one for each env
 
@@ -362,4 +362,11 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-Order = Reset | Step | Collect | Call | SetAttr
+OrderMessage = Reset | Step | Collect | Call | SetAttr
+ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
+    Reset: RowsReady,
+    Step: RowsReady,
+    Collect: RolloutReady,
+    Call: ValuesReady,
+    SetAttr: ValuesReady,
+}

@@ -1,4 +1,4 @@
-"""Ledger and Outbox: orders and answers, numbered; each is carried out, and accepted, exactly once. Pure.
+"""Order, OrderLog and Outbox: orders and answers are numbered; each is carried out, and accepted, exactly once. Pure.
 
 Both ends go back to the oldest number that may have been lost, and send everything from there again.
 """
@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import numpy as np
+
+from envfleet.cluster.wire.codec import encode
+from envfleet.cluster.wire.messages import ANSWER_TO, Answer, Collect, OrderMessage
 from envfleet.cluster.wire.transfers import Transfer
 
+Arrays = Mapping[str, np.ndarray[Any, Any]]
 Frames = list[Any]
 
 LONGEST_RESEND_S = 60.0
@@ -29,11 +35,25 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What the answer to an order must be, if it is not that the order failed."""
+class Order:
+    """What the head wants of a worker. The message gets its number when the order is issued."""
 
-    answer: type
-    num_steps: int = 0  # of a rollout
+    message: OrderMessage
+    arrays: Arrays = field(default_factory=dict)
+
+    @property
+    def answer(self) -> type[Answer]:
+        """The type of the answer, unless the order fails."""
+        return ANSWER_TO[type(self.message)]
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of the rollout that is wanted; 0 for all other orders."""
+        return self.message.num_steps if isinstance(self.message, Collect) else 0
+
+    def encoded(self, number: int, accepted: int) -> Frames:
+        """The frames to send. Raises what `encode` raises."""
+        return encode(msgspec.structs.replace(self.message, order=number, accepted=accepted), self.arrays)
 
 
 @dataclass(slots=True)
@@ -43,15 +63,15 @@ class Numbered:
     number: int
     frames: Frames
     sent_s: float
-    expects: Expected | None = None  # of an order
+    order: Order | None = None  # None: an answer
     num_repeats: int = 0
     is_cancelled: bool = False
     transfer: Transfer | None = None  # if it travels in chunks
 
     def is_overdue(self, now_s: float, resend_s: float) -> bool:
-        """Is it time to send it again? Ever more rarely: a slow network must not be filled with repetitions.
+        """Whether to send it again. The pauses grow, so that repetitions do not fill a slow network.
 
-        What travels in chunks is not repeated while it does.
+        A message that travels in chunks is not repeated while it does.
         """
         if self.transfer is not None:
             if self.transfer.done_s is None:
@@ -60,35 +80,36 @@ class Numbered:
         return now_s - self.sent_s > min(resend_s * 2.0 ** min(self.num_repeats, 60), max(resend_s, LONGEST_RESEND_S))
 
     def repeat(self, now_s: float) -> None:
-        """It is sent again."""
+        """Note that it is sent again."""
         self.sent_s = now_s
         self.num_repeats += 1
 
 
 @dataclass(slots=True)
-class Ledger:
-    """The head's book about one worker. It outlives the worker's processes: a new one gets all open orders again."""
+class OrderLog:
+    """The orders of one worker. It outlives the worker's processes: a new process gets all open orders again."""
 
     num_issued: int = 0
-    num_accepted: int = 0  # orders are answered in their order, so this number says which
+    num_accepted: int = 0  # answers come in the order of the orders, so this is also the number of the last one
     open: deque[Numbered] = field(default_factory=deque)
 
-    def prepared(self, frames_of: Callable[[int, int], Frames], expects: Expected, now_s: float) -> Numbered:
-        """The next order, if it is issued; `frames_of(order, accepted)` encodes it, and may raise."""
-        return Numbered(self.num_issued + 1, frames_of(self.num_issued + 1, self.num_accepted), now_s, expects)
+    def prepare(self, order: Order, now_s: float) -> Numbered:
+        """Number and encode an order; changes nothing, so that an order that cannot be encoded is not issued."""
+        number = self.num_issued + 1
+        return Numbered(number, order.encoded(number, self.num_accepted), now_s, order)
 
-    def issue(self, order: Numbered) -> None:
-        """An order that was prepared is about to be sent."""
-        self.num_issued = order.number
-        self.open.append(order)
+    def issue(self, prepared: Numbered) -> None:
+        """Open an order that was prepared."""
+        self.num_issued = prepared.number
+        self.open.append(prepared)
 
     @property
-    def wanted(self) -> bool:
-        """Is there an open order whose answer somebody waits for?"""
+    def is_awaited(self) -> bool:
+        """Whether there is an open order that is not cancelled."""
         return any(not order.is_cancelled for order in self.open)
 
     def judge(self, number: int) -> Verdict:
-        """What is to be done with an answer; changes nothing."""
+        """What to do with the answer to order `number`; changes nothing."""
         if number <= 0 or number > self.num_issued:
             return Verdict.UNKNOWN
         if number <= self.num_accepted:
@@ -98,18 +119,18 @@ class Ledger:
         return Verdict.CANCELLED if self.open[0].is_cancelled else Verdict.ACCEPTED
 
     def accept(self) -> Numbered:
-        """Close the oldest open order: its answer is accepted."""
+        """Close the oldest open order and return it: its answer is accepted."""
         self.num_accepted += 1
         return self.open.popleft()
 
     def cancel_open(self) -> int | None:
-        """Nobody waits for the open orders any more. Returns the last of them; None: there is none."""
+        """Cancel all open orders. Returns the number of the last one; None: there is none."""
         for order in self.open:
             order.is_cancelled = True
         return self.open[-1].number if self.open else None
 
     def overdue(self, received: int, now_s: float, resend_s: float) -> list[Numbered]:
-        """Orders to send again: `received` is the last that the worker knows of."""
+        """Orders to send again; `received` is the number of the last order that reached the worker."""
         late = [order for order in self.open if order.number > received and order.is_overdue(now_s, resend_s)]
         for order in late:
             order.repeat(now_s)
@@ -118,25 +139,25 @@ class Ledger:
 
 @dataclass(slots=True)
 class Outbox:
-    """The worker's side: what it received, and the answers that the head has not accepted yet."""
+    """The worker's side: the last order it received, and the answers that the head has not accepted yet."""
 
-    received: int  # the last order that came
+    received: int  # the number of the last order that came
     unaccepted: deque[Numbered] = field(default_factory=deque)
 
     def is_next(self, number: int) -> bool:
-        """Is this the order to carry out next? Anything else came before, or too early: it will come again."""
+        """Whether this order is to be carried out next. Any other came before, or came early and will come again."""
         if number != self.received + 1:
             return False
         self.received = number
         return True
 
     def add(self, number: int, frames: Frames, now_s: float) -> Numbered:
-        """An answer is about to be sent."""
+        """Keep an answer that is about to be sent."""
         self.unaccepted.append(Numbered(number, frames, now_s))
         return self.unaccepted[-1]
 
     def accepted(self, number: int) -> None:
-        """The head has accepted all answers up to this one."""
+        """Forget the answers up to `number`: the head has accepted them."""
         while self.unaccepted and self.unaccepted[0].number <= number:
             self.unaccepted.popleft()
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from envfleet.cluster.sync import News
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import (
     MOST_HOST_CHARS,
@@ -21,7 +22,7 @@ from envfleet.cluster.wire.messages import (
     Heartbeat,
     Join,
     Leaving,
-    Order,
+    OrderMessage,
     PullCode,
     PullWeights,
     Refused,
@@ -80,7 +81,7 @@ class Link:
         self._resent_bytes = 0  # of messages; the transfers count their chunks
         self._compression: str | None = None
         self._told_to_leave: Leave | None = None  # by the head
-        self.announced = Announce(version=0, divergence=None, measured_version=-1)  # the newest
+        self.news = News()  # as it was announced
         self.cancelled_through = 0
         self.leave_because: str | None = None  # set by a signal handler or another thread: at once
         self.finish_because: str | None = None  # set by a signal handler: when the present order is done
@@ -107,7 +108,7 @@ class Link:
         """Something that needs no answer."""
         self._socket.send(encode(message))
 
-    def next_order(self) -> tuple[Order, Arrays]:
+    def next_order(self) -> tuple[OrderMessage, Arrays]:
         """Wait for the next order; raises Leave when there will be none."""
         begun_s: float | None = None
         while True:
@@ -207,7 +208,7 @@ class Link:
             self._told_to_leave = Leave(message.why)
         elif isinstance(message, Refused):
             self._told_to_leave = Leave(f"the head refused: {message.why}")
-        elif isinstance(message, Order):
+        elif isinstance(message, OrderMessage):
             self._outbox.accepted(message.accepted)
             if self._welcome is not None and self._outbox.is_next(message.order):
                 self._orders.append((message, arrays))
@@ -215,8 +216,7 @@ class Link:
             self._outbox.accepted(message.accepted)
             self._ready = None if message.is_ready else self._ready
         elif isinstance(message, Announce):
-            if message.version >= self.announced.version:
-                self.announced = message
+            self.news = self.news.after_announcement(message)
         else:
             self._keep(message, arrays)
 

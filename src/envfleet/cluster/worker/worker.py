@@ -163,17 +163,16 @@ class Worker:
         """The local copy, brought up to date if the rule says so."""
         link, held = self._link, self._held
         link.drain()
-        newest = order if order.version > link.announced.version else link.announced
-        # What was measured before the last pull was about another policy than the one held: it is nearer now.
-        divergence = newest.divergence if newest.measured_version in (-1, held.version) else 0.0
+        news = link.news.after_order(order)
+        is_due = news.should_pull(self._sync, held.version)
         if held.policy is None or held.code_id < order.code_id:
             held.build(*link.pull_code(held.code_id, order.order))
         # It has none yet if it was just built, or if the order for which it was built has been cancelled.
-        if not held.has_weights or self._sync.should_pull(newest.version - held.version, divergence):
-            weights, arrays = link.pull_weights(held.version, newest.version, order.order)
+        if not held.has_weights or is_due:
+            weights, arrays = link.pull_weights(held.version, news.version, order.order)
             while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
                 held.build(*link.pull_code(held.code_id, order.order))
-                weights, arrays = link.pull_weights(held.version, newest.version, order.order)
+                weights, arrays = link.pull_weights(held.version, news.version, order.order)
             held.load(weights, arrays)
         assert held.policy is not None
         return held.policy
