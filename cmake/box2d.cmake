@@ -1,4 +1,4 @@
-# envfleet/libenvfleet_box2d.so: the environments on the system's Box2D. It is loaded when one of them is made
+# envfleet/_native/libenvfleet_box2d.so: the environments on the system's Box2D. It is loaded when one of them is made
 # (envfleet.pool.simulators.box2d), and needs libbox2d.so.2 there.
 find_package(box2d 2.4 CONFIG QUIET)
 if(NOT box2d_FOUND)
@@ -13,4 +13,4 @@ target_include_directories(envfleet_box2d PRIVATE native ${Python_NumPy_INCLUDE_
 target_link_libraries(envfleet_box2d PRIVATE box2d::box2d ${ENVFLEET_NPYRANDOM})
 set_target_properties(envfleet_box2d PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
                                                 SKIP_BUILD_RPATH ON)
-install(TARGETS envfleet_box2d LIBRARY DESTINATION envfleet)
+install(TARGETS envfleet_box2d LIBRARY DESTINATION envfleet/_native)

@@ -1,4 +1,4 @@
-# envfleet/libenvfleet_mujoco-VERSION.so: the environments on MuJoCo, for exactly that version of its library. It is
+# envfleet/_native/libenvfleet_mujoco-VERSION.so: the environments on MuJoCo, for exactly that version of its library. It is
 # loaded when one of them is made (envfleet.pool.simulators.mujoco), and finds the library of the installed wheel by its name.
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c
@@ -24,4 +24,4 @@ set_target_properties(
              CXX_VISIBILITY_PRESET hidden
              VISIBILITY_INLINES_HIDDEN ON
              SKIP_BUILD_RPATH ON)  # whoever loads it has loaded MuJoCo's library before
-install(TARGETS envfleet_mujoco LIBRARY DESTINATION envfleet)
+install(TARGETS envfleet_mujoco LIBRARY DESTINATION envfleet/_native)

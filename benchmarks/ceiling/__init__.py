@@ -20,9 +20,9 @@ EXIT_TIMEOUT_S = 5.0
 
 def compile_ceiling(path: Path) -> None:
     """Compile with the headers that the installed engine was compiled with, and with the repository's CartPole."""
-    from envfleet import _native
+    from envfleet._native import FOLDER
 
-    includes = (Path(_native.__file__).parent / "include", NATIVE, np.get_include())
+    includes = (FOLDER / "include", NATIVE, np.get_include())
     library = Path(np.__file__).parent / "random" / "lib" / "libnpyrandom.a"
     command = [os.environ.get("CXX", "c++"), *FLAGS, *(f"-I{include}" for include in includes)]
     compiled = subprocess.run([*command, SOURCE, library, "-o", path], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-// The module _native. Only this folder knows Python.
+// The module envfleet._native.core. Only this folder knows Python.
 #define ENVFLEET_IMPORTS_NUMPY
 #include <signal.h>
 #include <sys/prctl.h>
@@ -44,7 +44,7 @@ bool import_numpy() {
 }  // namespace
 }  // namespace envfleet
 
-NB_MODULE(_native, m) {
+NB_MODULE(core, m) {
   if (!envfleet::import_numpy()) throw nb::python_error();
   nb::set_leak_warnings(false);  // a daemon thread that is at work when the process ends keeps what it uses
   nb::class_<envfleet::Lease>(m, "Lease");

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.wrappers import AddRenderObservation, FrameStackObservation, GrayscaleObservation
 
 import envfleet
-from envfleet._native import AreaResize
+from envfleet._native.core import AreaResize
 from envfleet.testing.envs import ScriptedEnv
 from envfleet.testing.programs import require_equal
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import InvalidAction
 
@@ -126,7 +126,7 @@ def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> Array:
 def has_nan(array: Array) -> bool:
     """Whether an array of floats holds NaN."""
     if array.dtype.char in "fd" and array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
-        return _native.has_nan(array)
+        return core.has_nan(array)
     return bool(np.isnan(array).any())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet._native import has_nan
+from envfleet._native import core
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.policies.checks import require_rows, require_weights
@@ -67,7 +67,7 @@ class TorchBorder:
     def require_no_nan(self, rows: Array, obs: Any, name: str) -> None:
         """UsageError if one of the [B] rows is NaN; it tells the likely cause."""
         # Any ufunc of NumPy's costs ten times as much here, between calls of torch that evict it from the caches.
-        if has_nan(np.ascontiguousarray(rows)):
+        if core.has_nan(np.ascontiguousarray(rows)):
             raise UsageError(f"the policy's {name} are NaN in rows {_nan_rows(rows)}: {self._cause_of_nan(obs)}")
 
     def _cause_of_nan(self, obs: Any) -> str:

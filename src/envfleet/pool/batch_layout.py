@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet._native import BatchStore
+from envfleet._native import core
 
 Field = tuple[int, np.dtype[Any], tuple[int, ...]]  # offset, dtype, shape of one row
 Column = tuple[np.dtype[Any], tuple[int, ...]]  # dtype, shape of one row
@@ -18,11 +18,11 @@ _FIXED_DTYPES = (np.int32, np.float64, np.bool_, np.bool_, np.uint8)  # as Fixed
 NUM_FIXED = len(_FIXED_DTYPES)
 
 
-def batch_store(fd: int, num_rows: int, columns: Sequence[Column]) -> BatchStore:
+def batch_store(fd: int, num_rows: int, columns: Sequence[Column]) -> core.BatchStore:
     """Batches with the fixed arrays and these columns, in a memory file, or private with fd = -1."""
     fixed: list[Column] = [(np.dtype(dtype), ()) for dtype in _FIXED_DTYPES]
     fields, end = place_columns(num_rows, [*fixed, *columns])
-    return BatchStore(fd, num_rows, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE, fields)
+    return core.BatchStore(fd, num_rows, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE, fields)
 
 
 def place_columns(num_rows: int, columns: Sequence[Column]) -> tuple[list[Field], int]:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envfleet._native import AreaResize
+from envfleet._native import core
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.pixels import Pixels
@@ -32,7 +32,7 @@ class PixelObservation(gymnasium.Wrapper[Array, Any, Any, Any], gymnasium.utils.
                 f"{env.render_mode!r}: pass render_mode='rgb_array', which a callable must take or set by itself"
             )
         self._pixels = pixels
-        self._resize: AreaResize | None = None
+        self._resize: core.AreaResize | None = None
         self._mujoco: Any = getattr(env.unwrapped, "mujoco_renderer", None)
         first = self._first_image()
         self._resize = _resize_for(pixels, first)
@@ -99,7 +99,7 @@ def _prepare(renderer: Any, pixels: Pixels) -> None:
         visual.quality.shadowsize = visual.quality.offsamples = 0
 
 
-def _resize_for(pixels: Pixels, image: Array) -> AreaResize | None:
+def _resize_for(pixels: Pixels, image: Array) -> core.AreaResize | None:
     drawn = image.shape[:2]
     wanted = (pixels.height or drawn[0], pixels.width or drawn[1])
     if wanted[0] > drawn[0] or wanted[1] > drawn[1]:
@@ -107,4 +107,4 @@ def _resize_for(pixels: Pixels, image: Array) -> AreaResize | None:
             f"Pixels(height={pixels.height}, width={pixels.width}) is larger than what the env draws, "
             f"{drawn[0]} x {drawn[1]}"
         )
-    return None if wanted == drawn else AreaResize((drawn[0], drawn[1]), wanted, 3)
+    return None if wanted == drawn else core.AreaResize((drawn[0], drawn[1]), wanted, 3)

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import ArrayLike
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
@@ -63,7 +63,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._first_seed = seed
         self._was_reset = False
         self._line = config.line  # of what is in flight: a reset() that timed out has rows for all envs to come
-        self._flight = _native.Flight(config.num_envs)
+        self._flight = core.Flight(config.num_envs)
         self._sent: list[IntArray] = []  # synchronous pools: what was sent since the last batch, if not all at once
         self._step_at_once: StepAtOnce | None = None  # set while the pool was reset and nothing is in flight
         self.num_envs = config.num_envs
@@ -376,11 +376,11 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             ids = np.clip(ids, -1, self.num_envs)  # so that no number becomes another one
         env_ids: IntArray = np.ascontiguousarray(ids, dtype=np.int32)
         problem = self._flight.check(env_ids)
-        if problem == _native.NO_SUCH_ENV:
+        if problem == core.NO_SUCH_ENV:
             raise UsageError(f"env_id must be between 0 and {self.num_envs - 1}; got {np.asarray(env_id).tolist()}")
-        if problem == _native.NAMED_TWICE:
+        if problem == core.NAMED_TWICE:
             raise UsageError(f"env_id names an env twice: {env_ids.tolist()}")
-        if problem == _native.BUSY:
+        if problem == core.BUSY:
             busy = sorted(set(env_ids.tolist()) & set(self._flight.env_ids))
             raise EnvBusy(f"envs {busy} have results to come: receive them before sending again")
         return env_ids

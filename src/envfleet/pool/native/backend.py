@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Transition
@@ -58,8 +58,8 @@ class NativeBackend:
         )
         self._obs_tree = SpaceTree(self.traits.observation_space)
         self._action_tree = SpaceTree(self.traits.action_space)
-        num_threads = min(config.num_workers or usable_cpus(), config.num_envs, _native.MOST_THREADS)
-        self._pool = _native.NativePool(
+        num_threads = min(config.num_workers or usable_cpus(), config.num_envs, core.MOST_THREADS)
+        self._pool = core.NativePool(
             model,
             self._stores(),
             _AUTORESETS[config.autoreset],
@@ -230,7 +230,7 @@ class NativeBackend:
             return np.random.Generator(generator)
         return -1 if env_id in self._restored else generator.seed_seq.entropy
 
-    def _stores(self) -> list[_native.BatchStore]:
+    def _stores(self) -> list[core.BatchStore]:
         obs: list[Column] = [(leaf.dtype, leaf.shape) for leaf in self._obs_tree.leaves if leaf.dtype is not None]
         infos: list[Column] = []
         for _, dtype, shape in self._choice.model.infos:
@@ -245,7 +245,7 @@ class NativeBackend:
         """An env that has finished an episode may fail again as often as a new one."""
         ended = batch.terminated | batch.truncated
         if details is not None:
-            ended &= (details[1][NUM_FIXED - 1] & _native.FAILED) == 0
+            ended &= (details[1][NUM_FIXED - 1] & core.FAILED) == 0
         for env_id in batch.env_ids[ended].tolist():
             self._failures.forgive_failures(env_id)
 
@@ -257,7 +257,7 @@ class NativeBackend:
         final_columns = arrays[NUM_FIXED + num_obs : NUM_FIXED + 2 * num_obs]
         lease = row_flags.base
         final_infos: dict[int, dict[str, Any]] = {}
-        for row in np.flatnonzero(row_flags & _native.FAILED).tolist():
+        for row in np.flatnonzero(row_flags & core.FAILED).tolist():
             env_id = int(batch.env_ids[row])
             last_obs = self._obs_tree.unflatten([column[row].copy() for column in columns])
             asked = Asked(self._seeds[env_id], self._reset_seeds[env_id], self._options)
@@ -270,11 +270,11 @@ class NativeBackend:
             self._write_obs(transition, columns, final_columns, row)
             if transition.info:
                 batch.infos[row] = transition.info
-            row_flags[row] = _native.HAS_FINAL if transition.has_final else 0
+            row_flags[row] = core.HAS_FINAL if transition.has_final else 0
             if transition.final_info:
                 final_infos[row] = transition.final_info
         batch = batch._replace(info_columns=self._pool.infos(line, buffer, lease, False))
-        final_rows = np.flatnonzero(row_flags & _native.HAS_FINAL)
+        final_rows = np.flatnonzero(row_flags & core.HAS_FINAL)
         if not len(final_rows):
             return batch
         return batch._replace(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.guard import Failure, GuardedEpisode
@@ -31,7 +31,7 @@ class Settled(NamedTuple):
 class _FailedEnv:
     """A native env that has just failed, as GuardedEpisode sees it: the first call raises what C++ threw."""
 
-    def __init__(self, pool: _native.NativePool, env_id: int, place: tuple[int, int, int], what: str) -> None:
+    def __init__(self, pool: core.NativePool, env_id: int, place: tuple[int, int, int], what: str) -> None:
         self._pool = pool
         self._env_id = env_id
         self._place = place  # line, buffer, row
@@ -66,7 +66,7 @@ class NativeFailures:
 
     def __init__(
         self,
-        pool: _native.NativePool,
+        pool: core.NativePool,
         autoreset: Autoreset,
         obs: SpaceTree,
         actions: SpaceTree,
@@ -95,11 +95,11 @@ class NativeFailures:
             seed=asked.seed,
         )
         # With same-step autoreset the reset is part of a step that began with the episode under way.
-        was_ended = during == _native.DURING_ENDED or (
-            during == _native.DURING_AUTORESET and self._autoreset is Autoreset.NEXT_STEP
+        was_ended = during == core.DURING_ENDED or (
+            during == core.DURING_AUTORESET and self._autoreset is Autoreset.NEXT_STEP
         )
         guarded.take_over(last_obs, was_ended)
-        if during == _native.DURING_RESET:
+        if during == core.DURING_RESET:
             transition = guarded.reset(asked.reset_seed, asked.options)
         else:
             transition = guarded.step(self._action(env_id))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envfleet import _native
+from envfleet._native import FOLDER, core
 from envfleet.contract.errors import UsageError
 
 PathLike = str | os.PathLike[str]
@@ -46,7 +46,7 @@ def load_native(path: PathLike, *, flags: Sequence[str] = ()) -> list[str]:
             library = Path(folder) / "envs.so"
             compile_native(source, library, flags=flags)
         try:
-            names = _native.load_plugin(str(library.resolve()))
+            names = core.load_plugin(str(library.resolve()))
         except RuntimeError as error:
             raise UsageError(f"{source} cannot be loaded: {error}") from None
     if not names:
@@ -60,12 +60,12 @@ def compile_native(source: PathLike, library: PathLike, *, flags: Sequence[str] 
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise UsageError("no C++ compiler was found: install one, or name it in the environment variable CXX")
-    include = Path(str(_native.__file__)).parent / "include"
+    include = FOLDER / "include"
     random_library = Path(np.__file__).parent / "random" / "lib" / "libnpyrandom.a"
     command = [
         *compiler.split(),
         *_FLAGS,
-        f"-DENVFLEET_PLUGIN_ABI={_native.PLUGIN_ABI}",
+        f"-DENVFLEET_PLUGIN_ABI={core.PLUGIN_ABI}",
         f"-I{include}",
         f"-I{np.get_include()}",
         *flags,

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import load_env_creator
 
-from envfleet._native import NativeModel
+from envfleet._native import core
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered, require_env_kwargs
 from envfleet.pool.native.plugins import plugin_names
@@ -32,7 +32,7 @@ class NativeChoice:
     """A native env with all its settings."""
 
     name: str  # in the C++ registry
-    model: NativeModel
+    model: core.NativeModel
     kwargs: dict[str, Any]
     max_episode_steps: int  # 0: no limit
     render_mode: str | None
@@ -125,9 +125,9 @@ def _class_of(twin: Twin) -> Any:
     return load_env_creator(twin.entry_point)
 
 
-def _model(name: str, kwargs: dict[str, Any]) -> NativeModel:
+def _model(name: str, kwargs: dict[str, Any]) -> core.NativeModel:
     try:
-        return NativeModel(name, kwargs)
+        return core.NativeModel(name, kwargs)
     except (ValueError, OverflowError, RuntimeError) as error:
         raise NotNative(f"the native {name} cannot be built: {error}") from None
 

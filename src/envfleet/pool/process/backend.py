@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
@@ -39,7 +39,7 @@ logger = logging.getLogger("envfleet.pool")
 WAIT_SLICE_S = 0.2  # how often a wait looks whether the spawner still lives; all else wakes it at once
 STACK_WAIT_S = 1.0
 
-_OP_NAMES = {_native.STEP: "in step()", _native.RESET: "in reset()"}
+_OP_NAMES = {core.STEP: "in step()", core.RESET: "in reset()"}
 
 
 class ProcessBackend:
@@ -92,11 +92,11 @@ class ProcessBackend:
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._board.set_seed(env_id, seed)
         if line is Line.FULL and len(env_ids) < self._config.num_envs:
-            ops = np.full(self._config.num_envs, _native.REPEAT)
-            ops[env_ids] = _native.RESET
+            ops = np.full(self._config.num_envs, core.REPEAT)
+            ops[env_ids] = core.RESET
             self._board.send(self._all_env_ids, ops.tolist(), line)
         else:
-            self._board.send(env_ids, _native.RESET, line)
+            self._board.send(env_ids, core.RESET, line)
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
         """See Backend."""
@@ -109,16 +109,16 @@ class ProcessBackend:
             for row, env_id in enumerate(env_ids.tolist()):
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
                 self._lane.put_code(self._windows.action(env_id), objects, "actions")
-        self._board.send(env_ids, _native.STEP, self._config.line)
+        self._board.send(env_ids, core.STEP, self._config.line)
 
     def repeat(self, env_ids: IntArray) -> None:
         """See Backend."""
-        self._board.send(env_ids, _native.REPEAT, Line.FULL)
+        self._board.send(env_ids, core.REPEAT, Line.FULL)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend."""
         deadline_s = time.monotonic() + timeout_s
-        while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != _native.READY:
+        while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != core.READY:
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
                 raise self._timeout(f"no full batch after {timeout_s:g} s")
@@ -138,7 +138,7 @@ class ProcessBackend:
         pause_s = 0.0001
         while self._board.busy_env_ids():
             try:
-                self._after_wait(_native.NEWS)
+                self._after_wait(core.NEWS)
             except EnvFailed as error:
                 logger.warning("before the reset: %s", str(error))
             if time.monotonic() >= deadline_s:
@@ -195,7 +195,7 @@ class ProcessBackend:
         self._resources.spawner.tell(self._watch())
         self._resources.num_children = self._shape.num_children
         self._spawn(0, is_first=True)
-        while board.wait_replies(0, 1, self._slice_s(deadline_s)) != _native.READY:
+        while board.wait_replies(0, 1, self._slice_s(deadline_s)) != core.READY:
             if not self._resources.spawner.is_alive:
                 raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
             for _, status in board.take_exits():
@@ -247,7 +247,7 @@ class ProcessBackend:
         """Nothing came: see to children that died, and raise what the caller has not heard of yet."""
         if not self._resources.spawner.is_alive:
             self._replace_nursery()
-        if waited != _native.NEWS:
+        if waited != core.NEWS:
             return
         deaths = [self._replace_child(child, _death(status)) for child, status in self._board.take_exits()]
         if error := next((error for error in deaths if error is not None), None):
@@ -279,8 +279,8 @@ class ProcessBackend:
 
     def _extras(self, env_ids: Array, row_flags: Array) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
-        for row in np.flatnonzero(row_flags & _native.HAS_OBJECTS).tolist():
-            has_final = bool(row_flags[row] & _native.HAS_FINAL)
+        for row in np.flatnonzero(row_flags & core.HAS_OBJECTS).tolist():
+            has_final = bool(row_flags[row] & core.HAS_FINAL)
             extras[row] = self._extras_of(int(env_ids[row]), has_final)
         return extras
 
@@ -329,14 +329,14 @@ class ProcessBackend:
     def _wait_for_idle(self, deadline_s: float) -> None:
         """Until no child has a request: an earlier call may have timed out, a new child may still build its envs."""
         children = range(self._shape.num_children)
-        while any(self._board.wait_replies(each, self._num_requests[each], 0.0) != _native.READY for each in children):
+        while any(self._board.wait_replies(each, self._num_requests[each], 0.0) != core.READY for each in children):
             for child in children:
                 self._wait_replies(child, deadline_s, "answer an earlier call", "timeout_s")
 
     def _wait_replies(self, child: int, deadline_s: float, what: str, setting: str) -> None:
         while True:
             waited = self._board.wait_replies(child, self._num_requests[child], self._slice_s(deadline_s))
-            if waited == _native.READY:
+            if waited == core.READY:
                 return
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
@@ -404,7 +404,7 @@ class ProcessBackend:
             env_id, op, for_s = self._board.doing(child)
             hung += [env_id] if env_id >= 0 else []
             waiting = [each for each in busy if self._board.child_of(each) == child and each != env_id]
-            if self._board.wait_replies(child, 1, 0.0) != _native.READY:  # a child's first reply: its envs are built
+            if self._board.wait_replies(child, 1, 0.0) != core.READY:  # a child's first reply: its envs are built
                 lines.append(f"{self._name_of(child)} is building its envs; envs that wait for that: {waiting}")
             else:
                 state = f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s" if env_id >= 0 else "idle"

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
@@ -192,7 +192,7 @@ class ChildProcess:
             if task is None:
                 continue
             op, env_id, line = task
-            if op == _native.STEP:
+            if op == core.STEP:
                 episode = episodes[env_id]
                 step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
                 try:
@@ -201,11 +201,11 @@ class ChildProcess:
                     finish(env_id, line, episode, episode.cannot_begin(error.reason))
                 else:
                     finish(env_id, line, episode, step(action))
-            elif op == _native.RESET:
+            elif op == core.RESET:
                 finish(env_id, line, episodes[env_id], self._reset(env_id))
-            elif op == _native.REPEAT:
+            elif op == core.REPEAT:
                 finish(env_id, line, episodes[env_id], episodes[env_id].repeat())
-            elif op == _native.REQUEST:
+            elif op == core.REQUEST:
                 self._take_request()
             else:
                 break
@@ -277,9 +277,9 @@ class ChildProcess:
             except Exception as error:
                 transition = next(remedies)(error)
             else:
-                has_final = _native.HAS_FINAL if transition.has_final else 0
-                failed = 0 if extras.failure is None else _native.FAILED
-                return _native.HAS_OBJECTS | has_final | failed, transition
+                has_final = core.HAS_FINAL if transition.has_final else 0
+                failed = 0 if extras.failure is None else core.FAILED
+                return core.HAS_OBJECTS | has_final | failed, transition
 
     def _put(self, window: int, extras: Extras) -> None:
         try:
@@ -346,14 +346,14 @@ def _build(build: EnvBuilder, specs: dict[str, GymnasiumSpec]) -> gymnasium.Env[
     return build()
 
 
-def _may_go_on(board: _native.Board) -> bool:
+def _may_go_on(board: core.Board) -> bool:
     """Say that env 0 is built, and wait until the parent has laid out the arrays, or tells this child to stop."""
     board.reply()
     while (task := board.next_task(IDLE_WAIT_S)) is None:
         pass
-    if task[0] == _native.REQUEST:
+    if task[0] == core.REQUEST:
         task = board.next_task(0.0) or task  # the parent may have given up since
-    return bool(task[0] == _native.REQUEST)
+    return bool(task[0] == core.REQUEST)
 
 
 def _can_be_pickled(value: Any) -> bool:

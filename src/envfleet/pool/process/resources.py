@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.pool.process.shared_arrays import MemoryFiles
 from envfleet.pool.process.spawner import Spawner
 
@@ -19,7 +19,7 @@ class ProcessResources:
         """Start the spawner."""
         self.files = files
         self.spawner = Spawner(files.all())
-        self.board: _native.Board | None = None
+        self.board: core.Board | None = None
         self.num_children = 0
         self._owner_pid = os.getpid()
         _resourcess.add(self)

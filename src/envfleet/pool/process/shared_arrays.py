@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envfleet._native import Board
+from envfleet._native import core
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
@@ -68,7 +68,7 @@ class SharedArrays:
         ]
         board_bytes = _board_bytes(shape)
         self._memory = mmap.mmap(files.board, board_bytes + _action_bytes(shape.num_envs, actions))
-        self.board = Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
+        self.board = core.Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
         self.action_columns: list[Array | None]  # [N, *leaf.shape]; None for objects
         self.action_columns = [None] * len(actions.leaves)
         fields, _ = place_columns(shape.num_envs, _columns(actions))
@@ -78,11 +78,11 @@ class SharedArrays:
             )
 
     @staticmethod
-    def board_alone(files: MemoryFiles, shape: PoolShape) -> Board:
+    def board_alone(files: MemoryFiles, shape: PoolShape) -> core.Board:
         """The board before the spaces are known: for all but batches. The parent has sized its file."""
         stores = [batch_store(-1, num_rows, []) for num_rows in _rows_of_lines(shape)]
         memory = mmap.mmap(files.board, _board_bytes(shape))
-        return Board(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
+        return core.Board(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
 
     @staticmethod
     def allocate_board(files: MemoryFiles, shape: PoolShape) -> None:
@@ -114,4 +114,4 @@ def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
 
 
 def _board_bytes(shape: PoolShape) -> int:
-    return aligned(Board.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))
+    return aligned(core.Board.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))

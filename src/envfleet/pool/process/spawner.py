@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envfleet import _native
+from envfleet._native import core
 from envfleet.contract.worker_environment import SPAWNER_VARIABLE, THREAD_COUNT_VARIABLES, spawner_child_variable
 
 KILL_WAIT_S = 5.0  # until killed processes are gone
@@ -53,10 +53,10 @@ class WatchBoard(NamedTuple):
     num_children: int
     batch_size: int
 
-    def attach(self) -> _native.Board:
+    def attach(self) -> core.Board:
         """The board as far as a reporter of deaths needs it: without batches."""
-        num_bytes = _native.Board.required_bytes(*self[1:])
-        return _native.Board(mmap.mmap(self.fd, num_bytes), *self[1:], [])
+        num_bytes = core.Board.required_bytes(*self[1:])
+        return core.Board(mmap.mmap(self.fd, num_bytes), *self[1:], [])
 
 
 class Signal(NamedTuple):
@@ -139,7 +139,7 @@ class Spawner:
 
 def main(connection_fd: int) -> None:
     """The spawner process."""
-    _native.adopt_orphans()
+    core.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
@@ -159,7 +159,7 @@ class _Keeper:
         self._children: dict[int, int] = {}  # pid -> child id
         self._marks: dict[int, bytes] = {}  # pid -> what the environment of processes below it has
         self._num_forks = 0
-        self._board: _native.Board | None = None
+        self._board: core.Board | None = None
         self._has_orphans = False
 
     def serve(self) -> None:
@@ -253,7 +253,7 @@ def _fork(message: Spawn, private_fds: tuple[int, ...], number: int) -> int:
         return pid
     status = 70
     try:
-        _native.die_with_parent(nursery_pid)
+        core.die_with_parent(nursery_pid)
         _mark_processes_below(number)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -16,7 +16,7 @@ import numpy as np
 from ale_py import roms
 from gymnasium import spaces
 
-from envfleet._native import FramePlayer
+from envfleet._native import core
 from envfleet.contract.checks import true_or_false
 from envfleet.contract.errors import UsageError
 
@@ -133,7 +133,7 @@ class AtariEnv(gymnasium.Env[Image, Any]):
                 f"({screen_size[1]}, {screen_size[0]}); got {self.settings.screen_size}"
             )
         channels = () if self.settings.grayscale_obs else (3,)
-        self._player = FramePlayer(
+        self._player = core.FramePlayer(
             self.ale,
             screen_size,
             image_size,
@@ -232,7 +232,7 @@ class _FrameStack:
         self._num_images = num_images
         self._newest = num_images - 1
 
-    def push(self, player: FramePlayer) -> Image:
+    def push(self, player: core.FramePlayer) -> Image:
         """Add what the player shows."""
         if self._newest + 1 == len(self._images):
             first, last = self._stacks[self._num_images - 1], self._stacks[self._newest]
@@ -242,7 +242,7 @@ class _FrameStack:
         player.write_image(self._images[self._newest])
         return self._stacks[self._newest]
 
-    def fill(self, player: FramePlayer) -> Image:
+    def fill(self, player: core.FramePlayer) -> Image:
         """What the player shows, as often as there is room."""
         self._newest = self._num_images - 1
         stack = self._stacks[self._newest]

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import logger as gymnasium_logger
 
-from envfleet import _native
+from envfleet._native import FOLDER, core
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import MissingExtra
 from envfleet.pool.native.twins import NotNative, Twin
@@ -45,7 +45,7 @@ def load() -> None:
 
 
 def _library_path() -> Path | None:
-    path = Path(str(_native.__file__)).parent / _LIBRARY
+    path = FOLDER / _LIBRARY
     return path if path.is_file() else None
 
 
@@ -53,7 +53,7 @@ def _library_path() -> Path | None:
 def _why_not_loaded() -> str | None:
     """Load the library. None: it is there."""
     try:
-        _native.load_plugin(str(_library_path()))
+        core.load_plugin(str(_library_path()))
     except RuntimeError as error:
         return str(error)
     return None

@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envfleet import _native
+from envfleet._native import FOLDER, core
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.pool.native.twins import NotNative, Twin
 from envfleet.pool.simulators.mujoco_gl import advice, drawing, release
@@ -82,7 +82,7 @@ def no_log_file() -> Iterator[None]:
 
 
 def _library_path() -> Path | None:
-    return next(iter(sorted(Path(str(_native.__file__)).parent.glob(_LIBRARY))), None)
+    return next(iter(sorted(FOLDER.glob(_LIBRARY))), None)
 
 
 def library_version() -> str | None:
@@ -95,7 +95,7 @@ def library_version() -> str | None:
 def _library() -> ctypes.CDLL:
     """Once MuJoCo's own library is in this process."""
     path = str(_library_path())
-    _native.load_plugin(path)
+    core.load_plugin(path)
     library = ctypes.CDLL(path)
     library.envfleet_mujoco_log_to_file.argtypes = [ctypes.c_bool]
     library.envfleet_mujoco_log_to_file.restype = ctypes.c_bool

@@ -1,4 +1,4 @@
-"""The C++ core, as native/bind.cc offers it."""
+"""The C++ core, as native/bind offers it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
