@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from envfleet.contract.errors import ClusterError, EnvFleetError
 from envfleet.launchers.kubernetes.api import Forbidden, KubernetesApi, Unreachable
-from envfleet.launchers.kubernetes.lease import renewed_deadline
+from envfleet.launchers.kubernetes.deadline import renewed_deadline
 from envfleet.launchers.kubernetes.manifest import (
     CONTAINER,
     LEAVE_S,
