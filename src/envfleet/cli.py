@@ -14,7 +14,7 @@ from typing import Any
 
 from envfleet.contract.errors import EnvFleetError, MissingExtra
 from envfleet.contract.worker_environment import KEYS_VARIABLE
-from envfleet.launchers.kubernetes.fields import check_fields
+from envfleet.launchers.kubernetes.api import check_fields
 from envfleet.launchers.kubernetes.manifest import fleet_manifest, manifest_yaml
 from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob

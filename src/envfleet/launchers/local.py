@@ -22,27 +22,46 @@ from envfleet.launchers.processes import Command, Processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """Start workers as processes of this machine, each on its share of the CPUs."""
+    """Start workers as processes of this machine.
 
-    python: str | None = None  # the interpreter; None: this one
-    log_dir: str | os.PathLike[str] | None = None  # None: a temporary folder that goes with the run
-    pin: bool = True  # keep each worker to its share of the CPUs, if there are enough
+    Args:
+        python: The Python interpreter of the workers, such as "/opt/venv/bin/python". None: the interpreter of this
+            process, and workers import modules from where this process does.
+        log_dir: The folder for the files `worker-0.log`, `worker-1.log`, ... None: a temporary folder that is removed
+            when the run ends.
+        pin: Bind each worker to its own share of this machine's CPUs. With more workers than CPUs, several workers
+            share a CPU.
+    """
+
+    python: str | None = None
+    log_dir: str | os.PathLike[str] | None = None
+    pin: bool = True
 
     is_on_this_host = True
     head_address = None
     queue_timeout_s = None
 
     def host_of_workers(self) -> str:
-        """See Launcher."""
+        """Return the loopback address: all workers are on this machine."""
         return "127.0.0.1"
 
     def launch(self, job: WorkerJob) -> OwnedJob:
-        """Start all workers."""
+        """Start all workers.
+
+        Args:
+            job: What to start.
+
+        Returns:
+            The running workers.
+
+        Raises:
+            UsageError: The interpreter cannot be started, or log_dir cannot be created.
+        """
         log_dir = job.run_dir if self.log_dir is None else Path(self.log_dir)
         shares = _shares(job.num_workers)
 
         def command_of(worker: int) -> Command:
-            # Workers that come later share the CPUs of those that are there.
+            # Workers that scale() adds share the CPUs of the first ones.
             cpus = shares[worker % len(shares)] if self.pin else None
             argv = (self.python or sys.executable, *job.arguments(worker))
             return Command(argv, _environment(job, self.python, cpus))
@@ -53,7 +72,7 @@ class Local:
 def _environment(job: WorkerJob, python: str | None, cpus: Sequence[int] | None) -> dict[str, str]:
     environment = {**os.environ, **job.environment}
     if python is None:
-        # The workers find the modules that this process finds: policies and envs given by their import path.
+        # Workers import policies and envs by name, from where this process does.
         environment[MODULE_PATH_VARIABLE] = module_path(sys.path)
     if cpus is not None:
         environment[CPUS_VARIABLE] = cpu_list(cpus)
@@ -63,7 +82,7 @@ def _environment(job: WorkerJob, python: str | None, cpus: Sequence[int] | None)
 
 
 def _shares(num_workers: int) -> list[list[int]]:
-    """The CPUs of each worker: blocks of nearly equal size; one CPU each, in turn, if there are too few to divide."""
+    """Return the CPUs of each worker: blocks of nearly equal size, or one CPU each, in turn, if there are too few."""
     cpus = sorted(os.sched_getaffinity(0))
     if num_workers > len(cpus):
         return [[cpus[worker % len(cpus)]] for worker in range(num_workers)]

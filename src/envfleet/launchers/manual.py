@@ -1,4 +1,4 @@
-"""Manual: a person starts the workers; the commands for that are printed."""
+"""Manual: a person starts the workers, with commands that are printed."""
 
 from __future__ import annotations
 
@@ -17,36 +17,55 @@ from envfleet.launchers.owned_job import OwnedJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manual:
-    """Print the command of each worker, and wait. Whoever has the file with the run's keys may join."""
+    """Print the command of each worker and wait for the workers. A worker needs a copy of the file with the run's keys.
 
-    key_file: str | os.PathLike[str] | None = None  # where to put the keys; None: into the run's temporary folder
+    Args:
+        key_file: Where to write the run's keys, such as "~/fleet.keys"; the file is removed when the run ends. None:
+            `keys` in the run's temporary folder.
+        head_address: Where workers find the head: "host", "host:port" or "tcp://host:port". None: this machine's
+            address on its default route.
+        queue_timeout_s: The most seconds to wait for a worker to be started. None: no limit.
+        python: The Python interpreter to write into the commands.
+    """
+
+    key_file: str | os.PathLike[str] | None = None
     head_address: str | None = None
-    queue_timeout_s: float | None = None  # people take their time
-    python: str = "python"  # as it is to stand in the commands
+    queue_timeout_s: float | None = None
+    python: str = "python"
 
     is_on_this_host = False
 
     def __post_init__(self) -> None:
-        """Check it."""
+        """Raise UsageError if a setting is wrong."""
         if not self.python:
-            raise UsageError('python must be the interpreter of the workers, such as "python3"; got an empty text')
+            raise UsageError('python must name the interpreter of the workers, such as "python3"; got an empty text')
         positive_or_none("queue_timeout_s", self.queue_timeout_s)
 
     def host_of_workers(self) -> None:
-        """See Launcher: there is no telling."""
+        """Return None: where workers will be started is not known."""
         return None
 
     def launch(self, job: WorkerJob) -> OwnedJob:
-        """Write the keys, and print the commands."""
+        """Write the keys to a file and print the command of each worker.
+
+        Args:
+            job: What a person is to start.
+
+        Returns:
+            The workers, all of them PENDING: the head knows which have joined.
+
+        Raises:
+            UsageError: The key file cannot be written, or other users can read it.
+            ClusterError: The commands cannot be printed.
+        """
         key_file = job.run_dir / "keys" if self.key_file is None else Path(self.key_file).expanduser().absolute()
         return OwnedJob(ManualJob(job, key_file, self.python))
 
 
 class ManualJob:
-    """A Job of workers that people start. Only the head knows who is there."""
+    """A Job of workers that people start. Only the head knows which of them run."""
 
     def __init__(self, job: WorkerJob, key_file: Path, python: str) -> None:
-        """Print the commands."""
         self._job = job
         self._key_file = key_file
         self._python = python
@@ -66,13 +85,13 @@ class ManualJob:
 
     @property
     def revives(self) -> bool:
-        """See Job: people start a worker again, but they must be told."""
+        """See Job. People restart a worker only if they are asked to."""
         return False
 
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
         if worker >= self._num_workers:
-            return WorkerStatus(WorkerState.ENDED, "it is not wanted any more")
+            return WorkerStatus(WorkerState.ENDED, "it is no longer needed")
         return WorkerStatus(WorkerState.PENDING, f"to be started by hand: {self.command(worker)}")
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
@@ -84,23 +103,23 @@ class ManualJob:
         return "where it was started by hand"
 
     def restart(self, worker: int) -> None:
-        """See Job. The process that is started last is the worker; the head sends an older one away."""
+        """See Job. Prints the command again. If the old process still runs, the head refuses it."""
         _show(f"Worker {worker} is needed again:\n{self._commands(worker, worker + 1)}")
 
     def resize(self, num_workers: int) -> None:
-        """See Job. Workers that go were told so by the head."""
+        """See Job. Prints commands of new workers. The head tells surplus workers to leave."""
         if num_workers > self._num_workers:
             _show(f"EnvFleet waits for more workers:\n{self._commands(self._num_workers, num_workers)}")
         self._num_workers = num_workers
 
     def cancel(self, grace_s: float) -> None:
-        """See Job. Workers leave by themselves; nobody can join any more."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # gone, or another's by now
+        """See Job. Removes the keys, so that no worker can join; running workers leave by themselves."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # it is gone, or belongs to another run by now
             if self._key_file.read_text() == self._keys:
                 self._key_file.unlink()
 
     def command(self, worker: int) -> str:
-        """What to type for a worker."""
+        """Return the command line that starts a worker."""
         return f"{self._python} {shlex.join((*self._job.arguments(worker), '--keys-file', str(self._key_file)))}"
 
     def _commands(self, first: int, end: int) -> str:
@@ -108,16 +127,20 @@ class ManualJob:
 
 
 def write_keys(path: Path, keys: str) -> None:
-    """Into a file that only this user can read; one that is there must be such a file already."""
+    """Write keys to a file that only this user can read.
+
+    Raises:
+        UsageError: It cannot be written, it is a link, or a file is there that others can read.
+    """
     try:
-        # Not through a link, which somebody else may have put there.
+        # O_NOFOLLOW: another user may have put a link there.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UsageError(f"key_file {str(path)!r} cannot be written: {error}") from error
     with open(file, "w") as opened:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise UsageError(f"key_file {str(path)!r} is there already, and others could read it: remove it")
+            raise UsageError(f"key_file {str(path)!r} exists, and others could read it: remove it")
         try:
             os.ftruncate(file, 0)
             opened.write(keys)
@@ -128,7 +151,7 @@ def write_keys(path: Path, keys: str) -> None:
 
 
 def _show(text: str) -> None:
-    """On the standard output: to be read, and pasted elsewhere, is what these words are for."""
+    """Print text on the standard output: a person copies commands from it, so it is no log message."""
     try:
         print(text, flush=True)
     except (OSError, ValueError) as error:  # a full disk, a pipe without a reader, a file that was closed

@@ -1,4 +1,4 @@
-"""Processes: one process of this machine for each worker, with its log. What Local, SSH and srun have in common."""
+"""Processes: one process of this machine for each worker, with its log. Local, SSH and Slurm's steps use it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,34 @@ KILL_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is run for a worker."""
+    """What is run for a worker.
+
+    Args:
+        argv: The program and its arguments.
+        environment: The whole environment of the process. May hold the run's secrets.
+        stdin: Bytes to write to its standard input, which then stays open until this process ends. May hold the run's
+            secrets. None: its standard input is empty.
+    """
 
     argv: Sequence[str]
-    environment: Mapping[str, str] = field(repr=False)  # the whole of it, with the run's secrets
-    # Written to its standard input, which then stays open as long as this process lives. May have the run's secrets.
+    environment: Mapping[str, str] = field(repr=False)
     stdin: bytes | None = field(default=None, repr=False)
 
 
 class Processes:
-    """A Job of processes that this one has started."""
+    """A Job of child processes of this one.
+
+    Args:
+        num_workers: The number of workers to start.
+        log_dir: The folder for their logs; it is created.
+        command_of: Returns the command of a worker.
+        what: The user's setting that errors name if the program cannot be started.
+
+    Raises:
+        UsageError: log_dir cannot be created, or the program cannot be started.
+    """
 
     def __init__(self, num_workers: int, log_dir: Path, command_of: Callable[[int], Command], what: str) -> None:
-        """Start them. `what` is the user's setting that is wrong if a program cannot be started."""
         self._log_dir = log_dir
         self._command_of = command_of
         self._what = what
@@ -39,7 +54,7 @@ class Processes:
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"log_dir {str(log_dir)!r} cannot be made: {error}") from error
+            raise UsageError(f"log_dir {str(log_dir)!r} cannot be created: {error}") from error
         try:
             self.resize(num_workers)
         except BaseException:
@@ -54,7 +69,7 @@ class Processes:
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
         if worker not in self._processes:
-            return WorkerStatus(WorkerState.ENDED, "it could not be started")
+            return WorkerStatus(WorkerState.ENDED, "it was not started")
         if not _has_ended(self._processes[worker]):
             return WorkerStatus(WorkerState.RUNNING)
         return WorkerStatus(WorkerState.ENDED, how_it_ended(self._processes[worker].returncode))
@@ -74,7 +89,7 @@ class Processes:
         self._processes[worker] = self._start(worker)
 
     def resize(self, num_workers: int) -> None:
-        """See Job. Those that go have been told so; they are ended now."""
+        """See Job. The head has told surplus workers to leave; they are ended now."""
         self._end_all([self._processes.pop(worker) for worker in sorted(self._processes) if worker >= num_workers], 1.0)
         for worker in range(num_workers):
             if worker not in self._processes:
@@ -88,7 +103,7 @@ class Processes:
         try:
             for process in processes:
                 if not _has_ended(process):
-                    process.terminate()  # also those that nobody could tell anything
+                    process.terminate()  # a worker without a connection was not told to leave
             deadline_s = time.monotonic() + grace_s
             while not all(map(_has_ended, processes)) and time.monotonic() < deadline_s:
                 time.sleep(0.01)
@@ -102,9 +117,9 @@ class Processes:
     def _start(self, worker: int) -> subprocess.Popen[bytes]:
         command = self._command_of(worker)
         try:
-            log = open(self._log_path(worker), "ab")  # noqa: SIM115 - closed below, when the process has it
+            log = open(self._log_path(worker), "ab")  # noqa: SIM115 - closed below, when the process has its own copy
         except OSError:
-            log = open(os.devnull, "ab")  # noqa: SIM115 - a full or read-only disk is no reason not to run
+            log = open(os.devnull, "ab")  # noqa: SIM115 - a worker can run on a full or read-only disk
         with log:
             try:
                 process = subprocess.Popen(
@@ -113,18 +128,18 @@ class Processes:
                     stdout=log,
                     stderr=log,
                     env=command.environment,
-                    start_new_session=True,  # Ctrl-C is the head's affair; and what a worker starts is ended with it
+                    start_new_session=True,  # no Ctrl-C for workers; and a group, to end what a worker started
                 )
             except OSError as error:
                 raise UsageError(f"{self._what}: {command.argv[0]!r} cannot be started: {error}") from error
         if process.stdin is not None and command.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already: its status says so
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, as its status tells
                 os.write(process.stdin.fileno(), command.stdin)  # a pipe takes 64 kB at once
         return process
 
 
 def end_of_file(path: Path, max_bytes: int) -> str:
-    """The end of a log."""
+    """Return the last `max_bytes` of a log; "" if there is no file, the reason in brackets if it cannot be read."""
     try:
         if not path.is_file():
             return ""
@@ -136,16 +151,16 @@ def end_of_file(path: Path, max_bytes: int) -> str:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended; then what is left of its group, which it may have started, is ended too."""
+    """Return whether a process has ended; if so, also kill the processes that it left behind in its group."""
     if process.returncode is not None:
         return True
     try:
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
-    except ChildProcessError:  # somebody else has reaped it
+    except ChildProcessError:  # other code of this process has reaped it
         process.poll()
         return True
-    # It is not reaped yet, so its pid, and so the group's, cannot belong to anybody else.
+    # It is not reaped yet, so no other process or group can have its pid.
     kill_group(process.pid)
     process.poll()
     if process.stdin is not None:
@@ -154,7 +169,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and everything in its group, and reap it."""
+    """Kill a process and its group, and reap it."""
     if not _has_ended(process):
         kill_group(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -164,20 +179,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """End a process that leads a group, and all that is left of the group."""
+    """Kill all processes of the group that process `pid` leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def how_it_ended(code: int) -> str:
-    """In words: what Popen says of a process that has ended."""
+    """Describe the return code of a Popen in words."""
     if code >= 0:
         return f"its process ended with exit code {code}"
     return f"its process was killed by {signal_name(-code)}"
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL, not 9."""
+    """Return the name of a signal: "SIGKILL" for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

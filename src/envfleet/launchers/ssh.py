@@ -1,4 +1,4 @@
-"""SSH: workers are processes of other machines, each at the end of an `ssh` that this machine runs."""
+"""SSH: workers are processes of other machines; this machine runs one `ssh` for each."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from pathlib import Path
 from envfleet.contract.checks import positive_or_none, whole_number
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.contract.worker_environment import NUM_CPUS_VARIABLE, THREAD_COUNT_VARIABLES
-from envfleet.launchers.hosts import is_loopback
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
+from envfleet.launchers.loopback import is_loopback
 from envfleet.launchers.owned_job import OwnedJob
 from envfleet.launchers.processes import Command, Processes
 
 CONNECT_TIMEOUT_S = 10
-ALIVE_S, NUM_ALIVE = 5, 3  # a link that is dead for 15 s ends its ssh
+ALIVE_S, NUM_ALIVE = 5, 3  # ssh ends when its connection has been dead for 5 s x 3
 DEFAULT_PYTHON = "python3"
 SSH_FAILED = 255  # ssh's own exit code; all others are those of the command
-SIGNALLED = 128  # the shell adds the number of the signal
-SETUP_FAILED = 78  # ours, from the script
-NOT_FOUND = (126, 127)  # the shell's: no such program, or none that can be run
+SIGNALLED = 128  # exit codes of the shell: this plus the number of the signal that killed the command
+SETUP_FAILED = 78  # exit code of our script
+NOT_FOUND = (126, 127)  # exit codes of the shell: no such program, or it cannot be executed
 LOG_END_BYTES = 4000
-LOG_BEGIN_BYTES = 16000  # a host may greet at length
-BEGUN = "envfleet: ssh has come through"  # the script's first words: all that follow are the host's, or the worker's
-RESOLVE_S = 10.0
+LOG_BEGIN_BYTES = 16000  # a host may print a long greeting
+BEGUN = "envfleet: ssh has come through"  # our script prints this first; what ssh itself prints comes before it
+RESOLVE_S = 10.0  # the most that `ssh -G` may take
 LEAVE_S = 1.0  # for workers that were told to leave; the others leave when their ssh has ended
-END_S = 1.0
-AGAIN_S = (0.5, 2.0)  # after so long a host that was busy is asked again: not by all workers at once
+END_S = 1.0  # between SIGTERM and SIGKILL of an ssh
+AGAIN_S = (0.5, 2.0)  # a busy host is asked again after a random time in this range: not by all workers at once
 
-# Given after the user's, and before those of ~/.ssh/config: the first value that ssh sees is the one that holds.
+# They follow the user's ssh_options, and ssh uses the first value that it sees; ~/.ssh/config comes last.
 OPTIONS = (
-    "BatchMode=yes",  # nobody is there to type a password
+    "BatchMode=yes",  # no person is there to type a password
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",
     f"ServerAliveInterval={ALIVE_S}",
     f"ServerAliveCountMax={NUM_ALIVE}",
-    "ClearAllForwardings=yes",  # only the first of many could have the user's ports
-    "ControlMaster=no",  # one that is there is used; none is left behind
+    "ClearAllForwardings=yes",  # only the first ssh of several could open the user's forwarded ports
+    "ControlMaster=no",  # an existing shared connection is used, but none is left behind
 )
 
-# Lines of ssh itself if it is no use to try again, and what the user can do.
+# Messages of ssh after which trying again does not help, and what the user can do.
 _HOPELESS = {
     r"Warning: Identity file .* not accessible": "see identity_file=",
     r"\S+: Permission denied \(": "ssh must get in without a password: put your public key on the host (ssh-copy-id)",
@@ -57,36 +57,53 @@ _HOPELESS = {
     r"ssh: .*: Name or service not known": "no host has this name",
     r"\S.*: line \d+: Bad configuration option": "see ssh_options= and ~/.ssh/config",
 }
-# Its sshd takes only so many at once (MaxStartups): a host for many workers is asked again, and again.
+# sshd limits the number of connections that are being set up (MaxStartups): a host of many workers is asked again.
 _BUSY = re.compile(r"^(kex_exchange_identification|ssh_exchange_identification|banner exchange): |MaxStartups")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class SSH:
-    """Start workers over the system's `ssh`: worker w runs on `hosts[w % len(hosts)]`.
+    """Start workers with the system's `ssh`: worker w runs on `hosts[w % len(hosts)]`.
 
-    A worker ends when its ssh does, and that ends with the head. The keys of the run travel through ssh, encrypted.
+    A worker ends when its ssh ends, and all ssh end with the head. The keys of the run travel through ssh, encrypted.
+
+    Args:
+        hosts: The hosts, each as "host", "user@host" or a name from ~/.ssh/config.
+        python: The Python interpreter on the hosts, such as "~/venv/bin/python". None: "python3".
+        cpus_per_worker: The number of CPUs that a worker uses. None: all CPUs of its host.
+        user: The user to log in as, for hosts without "user@". None: as ~/.ssh/config says.
+        port: The port of the hosts' sshd. None: as ~/.ssh/config says.
+        identity_file: The file with the private key, such as "~/.ssh/id_ed25519"; no other key is tried. None: as
+            ~/.ssh/config says.
+        ssh_options: Options as in ~/.ssh/config, such as "ProxyJump=gate".
+        setup: Commands that the host's shell runs before the worker, such as "cd project" or ". venv/bin/activate".
+        env: Further environment variables of the workers. No secrets: they stand on a command line.
+        log_dir: The folder on this machine for the files `worker-0.log`, `worker-1.log`, ... None: a temporary folder
+            that is removed when the run ends.
+        head_address: Where workers find the head: "host", "host:port" or "tcp://host:port". None: this machine's
+            address that is nearest to the hosts.
+        queue_timeout_s: The most seconds to wait for a host that takes no more connections. None: no limit.
     """
 
-    hosts: Sequence[str]  # "host", "user@host" or a name from ~/.ssh/config
+    hosts: Sequence[str]
     _: KW_ONLY
-    python: str | None = None  # the interpreter on the hosts; None: "python3"
-    cpus_per_worker: int | None = None  # None: all that the host has
+    python: str | None = None
+    cpus_per_worker: int | None = None
     user: str | None = None
     port: int | None = None
     identity_file: str | os.PathLike[str] | None = None
-    ssh_options: Sequence[str] = ()  # as in ~/.ssh/config: "ProxyJump=gate"
-    setup: Sequence[str] = ()  # commands that the host's shell runs before: "cd project", ". venv/bin/activate"
-    env: Mapping[str, str] | None = None  # further variables of the workers; no secrets: all users can read them
-    log_dir: str | os.PathLike[str] | None = None  # on this machine; None: a temporary folder that goes with the run
+    ssh_options: Sequence[str] = ()
+    setup: Sequence[str] = ()
+    env: Mapping[str, str] | None = None
+    log_dir: str | os.PathLike[str] | None = None
     head_address: str | None = None
     queue_timeout_s: float | None = 60.0
 
     is_on_this_host = False
 
     def __post_init__(self) -> None:
-        """Check all of it: what is wrong should not come to light on another machine."""
+        """Raise UsageError if a setting is wrong, before another machine does."""
         for name in ("hosts", "ssh_options", "setup"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         if not self.hosts:
@@ -99,13 +116,18 @@ class SSH:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), at_most=most))
         for variable, value in (self.env or {}).items():
             if not _VARIABLE.fullmatch(variable) or not isinstance(value, str):
-                raise UsageError(f"env must have names of variables and texts; got {variable!r}: {value!r}")
+                raise UsageError(f"env must map names of variables to text; got {variable!r}: {value!r}")
         positive_or_none("queue_timeout_s", self.queue_timeout_s)
 
     def host_of_workers(self) -> str | None:
-        """See Launcher. The first host that is not this machine, as ~/.ssh/config has it; None if it is behind another.
+        """Return the first host that is not this machine, by its name or address in ~/.ssh/config.
 
-        Raises ClusterError if ssh does not understand its settings.
+        Returns:
+            The host; None if it is reached through another one (ProxyJump, ProxyCommand).
+
+        Raises:
+            UsageError: This machine has no ssh.
+            ClusterError: ssh does not understand its settings.
         """
         first = self._real_name(self.hosts[0])
         others = (self._real_name(host) for host in dict.fromkeys(self.hosts[1:]))
@@ -113,16 +135,26 @@ class SSH:
         return next((name for name in names if name is None or not is_loopback(name)), first)
 
     def launch(self, job: WorkerJob) -> OwnedJob:
-        """Start all workers."""
+        """Start an ssh for each worker.
+
+        Args:
+            job: What to start.
+
+        Returns:
+            The workers.
+
+        Raises:
+            UsageError: This machine has no ssh, or log_dir cannot be created.
+        """
         _require_ssh()
         return OwnedJob(SshJob(self, job))
 
     def host_of(self, worker: int) -> str:
-        """Where a worker runs."""
+        """Return the host of a worker, as `hosts` names it."""
         return self.hosts[worker % len(self.hosts)]
 
     def ssh_argv(self, host: str) -> tuple[str, ...]:
-        """The ssh that reaches a host, without the command that it is to run there."""
+        """Return the ssh command line that reaches a host, without the command to run there."""
         words = ["ssh", "-T"]
         if self.identity_file is not None:
             words += ["-i", os.fspath(self.identity_file), "-o", "IdentitiesOnly=yes"]
@@ -149,14 +181,19 @@ class SSH:
 
 
 def remote_script(launcher: SSH, job: WorkerJob, worker: int) -> str:
-    """What the host's shell, which may be any POSIX shell, is to run: text, so that a test can read it.
+    """Return the script that the host's shell runs for a worker. Any POSIX shell can run it.
 
-    Secrets come on the first lines of the standard input: here are only their names.
+    It reads the run's secrets from the first lines of its standard input; the text has only the names of the variables.
+
+    Args:
+        launcher: The user's settings.
+        job: What to start.
+        worker: The number of the worker.
     """
     lines = [f"echo {shlex.quote(BEGUN)} >&2", *(f"IFS= read -r {name}" for name in sorted(job.environment))]
     for command in launcher.setup:
         note = shlex.quote(f"envfleet: this setup command failed: {command}")
-        # The standard input is the worker's: no other command may take from it.
+        # Setup commands must not read from the standard input: it belongs to the worker.
         lines.append(f"{{ {command}\n}} </dev/null || {{ echo {note} >&2; exit {SETUP_FAILED}; }}")
     if launcher.cpus_per_worker is not None:
         lines.append(f"export {NUM_CPUS_VARIABLE}={launcher.cpus_per_worker}")
@@ -164,26 +201,25 @@ def remote_script(launcher: SSH, job: WorkerJob, worker: int) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (launcher.env or {}).items()]
     lines += [f"export {name}" for name in sorted(job.environment)]
     lines.append(f"{_program(launcher.python)} {shlex.join((*job.arguments(worker), '--ends-with-stdin'))}")
-    lines.append("exit $?")  # the shell stays: ssh would not tell by which signal a worker was killed
+    lines.append("exit $?")  # no exec: the shell reports a signal as an exit code, which ssh would not
     return "\n".join(lines)
 
 
 def _program(python: str | None) -> str:
-    """As a word for the shell, which finds the home folder."""
+    """Quote the interpreter for the shell, which expands "~/"."""
     if python is not None and python.startswith("~/"):
         return f'"$HOME"/{shlex.quote(python[2:])}'
     return shlex.quote(python or DEFAULT_PYTHON)
 
 
 class SshJob:
-    """A Job: one ssh for each worker. What it ended with is told in the words of ssh, or of the host."""
+    """A Job of one ssh for each worker. Its status repeats what ssh, or the host, has printed."""
 
     def __init__(self, launcher: SSH, job: WorkerJob) -> None:
-        """Start them."""
         self._launcher = launcher
         self._job = job
         self._log_dir = job.run_dir if launcher.log_dir is None else Path(launcher.log_dir)
-        self._log_starts: dict[int, int] = {}  # where the present process of a worker began to write
+        self._log_starts: dict[int, int] = {}  # offset in the log at which a worker's present process began
         self._ends: dict[int, WorkerStatus] = {}
         self._again_s: dict[int, float] = {}
         self._num_workers = job.num_workers
@@ -230,7 +266,7 @@ class SshJob:
         self._num_workers = num_workers
 
     def cancel(self, grace_s: float) -> None:
-        """See Job. When an ssh ends by itself, its worker has ended; it is best to wait for that, a little."""
+        """See Job. Waits up to LEAVE_S for workers that leave by themselves: their ssh ends with them."""
         deadline_s = time.monotonic() + min(grace_s, LEAVE_S)
         while self._has_running() and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -251,7 +287,7 @@ class SshJob:
         return Command(argv, dict(os.environ), secrets.encode())
 
     def _own_log(self, worker: int) -> str:
-        """Beginning and end of what its present process has written."""
+        """Return the beginning and the end of what the present process of a worker has printed."""
         start = self._log_starts.get(worker, 0)
         try:
             with open(self._processes.log_place(worker), "rb") as log:
@@ -266,18 +302,25 @@ class SshJob:
 
 
 def end_of(status: WorkerStatus, host: str, log: str, python: str) -> WorkerStatus:
-    """What is to be said of an ssh that has ended, `log` being beginning and end of what it has written. Pure."""
+    """Return the status of a worker whose ssh has ended. Pure.
+
+    Args:
+        status: How the ssh process ended.
+        host: The worker's host.
+        log: The beginning and the end of what ssh and the worker have printed.
+        python: The interpreter that was to run.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     has_begun = any(line.endswith(BEGUN) for line in lines)
     lines = [line for line in lines if line != BEGUN]
-    last = lines[-1] if lines else "it has said nothing"
+    last = lines[-1] if lines else "it has printed nothing"
     ended = re.fullmatch(r"its process ended with exit code (\d+)", status.detail)
     if ended is None:
-        return WorkerStatus(status.state, f"on {host}: of its ssh: {status.detail}")
+        return WorkerStatus(status.state, f"on {host}: ssh: {status.detail}")
     code = int(ended.group(1))
     if code == SSH_FAILED and has_begun:
-        what = f"ssh has lost it, or its process ended with exit code {code}"
-        text = f"on {host}: {what}; {f'the last that it said: {last}' if lines else last}"
+        what = f"ssh lost the connection, or its process ended with exit code {code}"
+        text = f"on {host}: {what}; {f'its last line: {last}' if lines else last}"
     elif code == SSH_FAILED:
         return _failure_of_ssh(host, lines[-5:], last)
     elif code in NOT_FOUND:
@@ -305,10 +348,10 @@ def _failure_of_ssh(host: str, lines: Sequence[str], last: str) -> WorkerStatus:
 
 def _texts(name: str, given: Sequence[str]) -> tuple[str, ...]:
     if isinstance(given, str) or not all(isinstance(each, str) and each for each in given):
-        raise UsageError(f"{name} must be a list of texts; got {given!r}")
+        raise UsageError(f"{name} must be a list of strings; got {given!r}")
     return tuple(given)
 
 
 def _require_ssh() -> None:
     if shutil.which("ssh") is None:
-        raise UsageError("SSH needs the program ssh on this machine, and it is not there: install openssh-client")
+        raise UsageError("SSH needs the program ssh, which this machine does not have: install openssh-client")

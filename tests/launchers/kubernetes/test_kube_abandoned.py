@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from kubernetes import config
 
 from envfleet.launchers.kubernetes import api as kubernetes_api
+from envfleet.launchers.kubernetes.api import Unreachable
 from tests.launchers.kubernetes.tiny_jobs import (
     ENDED,
     LONG_S,
@@ -71,6 +73,43 @@ def test_a_head_that_lives_moves_the_deadline_on(kube, tmp_path):
         wait_until(lambda: (job.status(0), deadline_of(kube) >= 20)[1], "it was moved on, again and again", LONG_S)
         assert job.status(0).state is RUNNING and is_running(pid)
         assert len(kube.names("jobs")) == 1
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_time_that_the_head_was_suspended_counts(kube, tmp_path, monkeypatch):
+    """CLOCK_MONOTONIC stops meanwhile; the cluster's clock, and so a Job's deadline, does not."""
+    with running(kube, tmp_path, num_workers=1, head_timeout_s=3600) as job:
+        wait_for(job, 0, RUNNING)
+        wait_until(lambda: "startTime" in kube.objects("jobs")[0]["status"], "its time runs", LONG_S)
+        assert deadline_of(kube) == 3600
+        clock = time.clock_gettime
+        monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + 1800.0 * (which == time.CLOCK_BOOTTIME))
+        wait_until(lambda: (job.status(0), deadline_of(kube) >= 5400)[1], "it was moved on", LONG_S)
+        assert deadline_of(kube) < 5400 + 2 * LONG_S
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_job_whose_creation_was_not_confirmed_has_its_deadline_moved_on(kube, tmp_path, monkeypatch):
+    """The API server creates the Job, but its answer is lost: the Job counts as created when it was asked for."""
+    with running(kube, tmp_path, num_workers=1, head_timeout_s=12) as job:
+        wait_for(job, 0, RUNNING)
+        (first,) = kube.names("jobs")
+        kube.admin.delete(f"/apis/batch/v1/namespaces/{kube.namespace}/jobs/{first}?propagationPolicy=Foreground")
+        wait_for(job, 0, ENDED)
+        create = job.unguarded._api.create_job
+
+        def create_and_lose_the_answer(manifest):
+            create(manifest)
+            raise Unreachable("the answer is lost")
+
+        monkeypatch.setattr(job.unguarded._api, "create_job", create_and_lose_the_answer)
+        with pytest.raises(Unreachable, match="the answer is lost"):
+            job.restart(0)
+        (second,) = kube.names("jobs")
+        assert second != first
+        wait_for(job, 0, RUNNING)
+        wait_until(lambda: (job.status(0), deadline_of(kube) >= 20)[1], "it was moved on, again and again", LONG_S)
+        assert job.status(0).state is RUNNING
 
 
 @pytest.mark.usefixtures("looks_often")

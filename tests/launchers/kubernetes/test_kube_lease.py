@@ -2,7 +2,7 @@
 
 import pytest
 
-from envfleet.launchers.kubernetes.lease import first_deadline, renewed_deadline
+from envfleet.launchers.kubernetes.deadline import first_deadline, renewed_deadline
 
 
 def job(deadline_s=3600, started="2026-01-01T00:00:00Z", created="2026-01-01T00:00:00Z"):

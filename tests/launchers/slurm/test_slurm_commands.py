@@ -11,9 +11,11 @@ from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.slurm import commands as slurm_commands
 from envfleet.launchers.slurm import job as slurm_job
-from envfleet.launchers.slurm.commands import QueueWatch, environment_outside_jobs, run_slurm
-from envfleet.launchers.slurm.queue import elements_of
+from envfleet.launchers.slurm import queue_watch
+from envfleet.launchers.slurm.commands import environment_outside_jobs, run_slurm
+from envfleet.launchers.slurm.queue_watch import QueueWatch
 from envfleet.launchers.slurm.settings import Slurm
+from envfleet.launchers.slurm.status import elements_of
 from tests.support.waiting import wait_until
 
 JOB = WorkerJob(num_workers=2, argv=("-m", "worker"), environment={"ENVFLEET_KEYS": "secret"}, run_dir=Path())
@@ -25,9 +27,10 @@ def program(tmp_path, monkeypatch):
     """Makes a program of Slurm that runs these lines of shell; each call is noted."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(slurm_commands, "FIRST_LOOK_S", 0.02)
-    for module, name in ((slurm_commands, "ANSWER_S"), (slurm_job, "ANSWER_S"), (slurm_job, "SUBMIT_S")):
-        monkeypatch.setattr(module, name, 3.0)  # a busy machine may take a second to run a line of shell
+    monkeypatch.setattr(queue_watch, "FIRST_LOOK_S", 0.02)
+    for module in (slurm_commands, queue_watch, slurm_job):
+        monkeypatch.setattr(module, "ANSWER_S", 3.0)  # a busy machine may take a second to run a line of shell
+    monkeypatch.setattr(slurm_job, "SUBMIT_S", 3.0)
     monkeypatch.setattr(slurm_job, "CANCEL_S", 4.0)
 
     def make(name, lines):
@@ -57,10 +60,10 @@ def test_the_queue_is_silent_and_speaks_again(program, caplog):
         for lines in ("echo no >&2; exit 1", HANG):
             program("squeue", lines)
             caplog.clear()
-            look_until(watch, lambda: "does not say" in caplog.text, "it is said that there is no answer")
+            look_until(watch, lambda: "does not report" in caplog.text, "it is said that there is no answer")
             num_calls = len(program.calls())
             look_until(watch, lambda before=num_calls: len(program.calls()) > before, "it is asked again")
-            assert caplog.text.count("does not say") == 1
+            assert caplog.text.count("does not report") == 1
             assert watch.entries["1_0"].state == "RUNNING"  # as it was
             program("squeue", "echo '1_0|RUNNING|node1|None'")
             look_until(watch, lambda: "answers again" in caplog.text, "it is said that it answers")
@@ -72,7 +75,7 @@ def test_the_queue_is_silent_and_speaks_again(program, caplog):
 
 def test_squeue_goes_missing(program, caplog, monkeypatch, tmp_path):
     watch = QueueWatch(["squeue-that-is-not-there"], elements_of)
-    look_until(watch, lambda: "does not say" in caplog.text, "it is said")
+    look_until(watch, lambda: "does not report" in caplog.text, "it is said")
     watch.close()
 
 
@@ -96,7 +99,7 @@ def test_words_of_a_refusal(program):
 def test_nothing_is_left_of_a_job_whose_number_is_unknown(program):
     """Slurm took the job, but sbatch never said so."""
     program("scancel", "")
-    for lines, words in ((HANG, "has not answered sbatch"), ("echo what", "should print the number")):
+    for lines, words in ((HANG, "has not answered sbatch"), ("echo what", "expected a job id")):
         program("sbatch", lines)
         with pytest.raises(ClusterError, match=words):
             Slurm(log_dir="logs").launch(JOB)

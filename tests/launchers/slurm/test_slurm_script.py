@@ -15,7 +15,6 @@ from envfleet import ClusterEnv
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.slurm import script as slurm_script
-from envfleet.launchers.slurm.queue import Element, elements_of
 from envfleet.launchers.slurm.script import (
     array_of,
     head_script,
@@ -24,9 +23,9 @@ from envfleet.launchers.slurm.script import (
     sbatch_script,
     seconds_of,
     srun_arguments,
-    steps_of,
 )
 from envfleet.launchers.slurm.settings import Slurm
+from envfleet.launchers.slurm.status import Element, elements_of, steps_of
 from tests.support.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"

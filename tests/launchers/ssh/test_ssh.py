@@ -375,7 +375,7 @@ def test_the_script_has_only_the_names_of_secrets(tmp_path):
         (255, "ssh: Could not resolve hostname h: Name or service not known", WorkerState.REFUSED, "no host has"),
         (255, "ssh: Could not resolve hostname h: Temporary failure in name resolution", WorkerState.ENDED, "Temp"),
         (255, "Timeout, server h not responding.", WorkerState.ENDED, "ssh has no connection to h: Timeout"),
-        (255, "", WorkerState.ENDED, "it has said nothing"),
+        (255, "", WorkerState.ENDED, "it has printed nothing"),
         (127, "sh: 1: exec: python3: not found", WorkerState.ENDED, "h has no program 'python3': sh: 1"),
         (1, "python3: No module named envfleet", WorkerState.ENDED, "EnvFleet is not installed"),
         (1, "ModuleNotFoundError: No module named 'ale_py'", WorkerState.ENDED, "on h: its process ended with"),
@@ -384,12 +384,12 @@ def test_the_script_has_only_the_names_of_secrets(tmp_path):
             255,
             f"{BEGUN}\n12:01 INFO joined",
             WorkerState.ENDED,
-            "on h: ssh has lost it, or its process ended with exit code 255; the last that it said: 12:01 INFO joined",
+            "on h: ssh lost the connection, or its process ended with exit code 255; its last line: 12:01 INFO joined",
         ),
-        (255, f"hello {BEGUN}\nme@g: Permission denied (publickey).", WorkerState.ENDED, "the last that it said: me@g"),
-        (255, f"{BEGUN}\nHost key verification failed.", WorkerState.ENDED, "the last that it said: Host key"),
-        (255, f"{BEGUN}\nkex_exchange_identification: reset", WorkerState.ENDED, "the last that it said: kex_"),
-        (255, f"{BEGUN}\nTimeout, server h not responding.", WorkerState.ENDED, "ssh has lost it"),
+        (255, f"hello {BEGUN}\nme@g: Permission denied (publickey).", WorkerState.ENDED, "its last line: me@g"),
+        (255, f"{BEGUN}\nHost key verification failed.", WorkerState.ENDED, "its last line: Host key"),
+        (255, f"{BEGUN}\nkex_exchange_identification: reset", WorkerState.ENDED, "its last line: kex_"),
+        (255, f"{BEGUN}\nTimeout, server h not responding.", WorkerState.ENDED, "ssh lost the connection"),
         (255, "The motto here: no Permission denied (ever)", WorkerState.ENDED, "ssh has no connection"),
         (255, "Welcome. If your Host key verification failed, call us", WorkerState.ENDED, "ssh has no connection"),
         (255, "/h/config: line 3: Bad configuration option: x\n1 bad", WorkerState.REFUSED, "~/.ssh/config"),
@@ -424,7 +424,7 @@ def test_an_old_log_is_not_taken_for_a_new_one(sshd, tmp_path):
     job = WorkerJob(num_workers=1, argv=("-c", "import os; os._exit(254 + 1)"), environment={}, run_dir=tmp_path)
     started = SSH(["node1"]).launch(job)
     wait_until(lambda: started.status(0).state is not WorkerState.RUNNING, "it has ended")
-    words = "on node1: ssh has lost it, or its process ended with exit code 255; it has said nothing"
+    words = "on node1: ssh lost the connection, or its process ended with exit code 255; it has printed nothing"
     assert started.status(0) == WorkerStatus(WorkerState.ENDED, words)
     started.cancel(0.0)
 
@@ -436,5 +436,5 @@ def test_what_a_worker_says_is_not_taken_for_words_of_ssh(sshd, tmp_path):
     started = SSH(["node1"]).launch(job)
     wait_until(lambda: started.status(0).state is not WorkerState.RUNNING, "it has ended")
     assert started.status(0).state is WorkerState.ENDED
-    assert started.status(0).detail.endswith("the last that it said: git@h: Permission denied (publickey).")
+    assert started.status(0).detail.endswith("its last line: git@h: Permission denied (publickey).")
     started.cancel(0.0)

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ CONNECT_S, ANSWER_S = 3.0, 5.0
 LEAST_S = 1.0  # for a call at the very end
 POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 STRICT = "Strict"  # unknown and duplicate fields are refused; a server drops them otherwise
+LIST_TYPE = re.compile(r"[Ll]ist\[(.+)\]")  # how the client writes the type of a list
 ROLE_HINT = "docs/kubernetes.md has the Role that EnvFleet needs (deploy/rbac.yaml)"
 
 Object = dict[str, Any]
@@ -229,6 +230,40 @@ def client_module(name: str) -> Any:
         return importlib.import_module(f"kubernetes.{name}")
     except ImportError as error:
         raise MissingExtra('launcher=Kubernetes(...) needs: pip install "envfleet[kubernetes]"') from error
+
+
+def check_fields(manifest: Mapping[str, Any]) -> None:
+    """Compare a manifest with the types that the installed Kubernetes client knows.
+
+    Raises:
+        UsageError: The manifest has fields that its kind does not have.
+        MissingExtra: The client is not installed.
+    """
+    unknown = list(_unknown_fields(manifest, f"V1{manifest['kind']}", "", client_module("client")))
+    if unknown:
+        version = importlib.import_module("kubernetes").__version__
+        fields = ", ".join(f'unknown field "{path}"' for path in unknown)
+        raise UsageError(
+            f"{manifest['kind']} {manifest['metadata']['name']} has {fields} (as the Kubernetes client {version} knows "
+            f"it): check the spelling, or install a newer client if your cluster has such a field"
+        )
+
+
+def _unknown_fields(value: Any, type_name: str, path: str, models: Any) -> Iterator[str]:
+    item = LIST_TYPE.fullmatch(type_name)
+    if item is not None and isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _unknown_fields(each, item.group(1), f"{path}[{number}]", models)
+    model = getattr(models, type_name, None)
+    if model is None or not isinstance(value, Mapping):
+        return  # a value, or a mapping whose keys are the user's own
+    types = {field: model.openapi_types[name] for name, field in model.attribute_map.items()}
+    for field, each in value.items():
+        inner = f"{path}.{field}".lstrip(".")
+        if field in types:
+            yield from _unknown_fields(each, types[field], inner, models)
+        else:
+            yield inner
 
 
 def _http_error() -> type[Exception]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from envfleet.contract.errors import ClusterError, EnvFleetError
 from envfleet.launchers.kubernetes.api import Forbidden, KubernetesApi, Unreachable
-from envfleet.launchers.kubernetes.lease import renewed_deadline
+from envfleet.launchers.kubernetes.deadline import renewed_deadline
 from envfleet.launchers.kubernetes.manifest import (
     CONTAINER,
     LEAVE_S,
@@ -61,7 +61,7 @@ class KubernetesJob:
         self._api = KubernetesApi(settings.namespace, settings.context)
         self._num_workers = job.num_workers
         self._created: list[str] = []  # names of Jobs, each with a Secret of the same name
-        self._created_s: dict[str, float] = {}  # when, for Jobs that are there
+        self._created_s: dict[str, float] = {}  # when each Job was created, by the clock of _since_boot_s()
         self._head_pod: list[Manifest] = []  # a reference to it, if the head is in the cluster: Jobs go with their head
         self._num_replacements = 0
         self._picture = Picture((), ())
@@ -223,10 +223,11 @@ class KubernetesJob:
             if not isinstance(error, Unreachable):  # that was a clear no
                 self._created.remove(name)
             raise
-        manifest, begun_s = manifest_of(name), time.monotonic()
+        manifest = manifest_of(name)
         if self._head_pod:
             manifest["metadata"]["ownerReferences"] = self._head_pod
-        self._created_s[name] = begun_s  # before the call, which may make the Job although its answer is lost
+        # Before the call: if its answer is lost, the Job may exist, and its deadline must be moved on.
+        self._created_s[name] = _since_boot_s()
         job = self._api.create_job(manifest)
         self._api.own_secret(name, owner_reference(job, "batch/v1", "Job"))
         self._picture = Picture((*self._picture.jobs, job), self._picture.pods, self._picture.warnings)
@@ -271,7 +272,7 @@ class KubernetesJob:
             created_s = self._created_s.get(name_of(job))
             if created_s is None or job_end(job) is not None:
                 continue
-            change = renewed_deadline(job, time.monotonic() - created_s, self._settings.head_timeout_s)
+            change = renewed_deadline(job, _since_boot_s() - created_s, self._settings.head_timeout_s)
             if change is None:
                 continue
             try:
@@ -331,3 +332,12 @@ class KubernetesJob:
         except EnvFleetError as error:
             logger.debug("Kubernetes: no warnings: %s", str(error))
             return []
+
+
+def _since_boot_s() -> float:
+    """Return the seconds since this machine booted, including those that it was suspended.
+
+    The age of a Job is measured with it: the deadline of a Job runs on while the head's machine is suspended, but the
+    monotonic clock stops. All waits of the head itself use the monotonic clock.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from envfleet.contract.exits import WorkerExit
 from envfleet.contract.worker_environment import KEYS_VARIABLE, UNBUFFERED_VARIABLE, cpu_counts
-from envfleet.launchers.kubernetes.lease import first_deadline
+from envfleet.launchers.kubernetes.deadline import first_deadline
 from envfleet.launchers.launcher import WorkerJob
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The jobs that Slurm() starts: an array with an element for each worker, or steps of the job in which the head is."""
+"""ArrayJob and StepsJob: what Slurm() starts, outside a Slurm job and inside one."""
 
 from __future__ import annotations
 
@@ -16,51 +16,57 @@ from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 from envfleet.launchers.processes import Command, Processes, end_of_file
 from envfleet.launchers.slurm.commands import (
     ANSWER_S,
-    QueueWatch,
     environment_outside_jobs,
     leave_to_slurm,
     run_slurm,
 )
-from envfleet.launchers.slurm.queue import Element, elements_of, squeue_arguments
+from envfleet.launchers.slurm.queue_watch import QueueWatch
 from envfleet.launchers.slurm.script import (
     job_id_of,
     sbatch_arguments,
     sbatch_script,
     srun_arguments,
     step_name,
-    step_queue_arguments,
-    steps_of,
 )
+from envfleet.launchers.slurm.status import Element, elements_of, squeue_arguments, step_queue_arguments, steps_of
 
 if TYPE_CHECKING:
     from envfleet.launchers.slurm.settings import Slurm
 
 logger = logging.getLogger("envfleet.launchers")
 
-SUBMIT_S = 60.0  # sbatch itself tries for a while if the controller is busy
-CANCEL_S = 15.0  # after the workers' own time to leave
+SUBMIT_S = 60.0  # the most that sbatch may take; it retries by itself while the controller is busy
+CANCEL_S = 15.0  # the most that cancel() may take in addition to the workers' time to leave
 
 
 class ArrayJob:
-    """One element of a job array for each worker; Slurm requeues each by itself.
+    """A Job of one element of a job array for each worker; Slurm requeues each element by itself.
 
-    A worker that was started anew is an element of a job of its own. All jobs of a run have one name, which nobody
-    else has: by it they are found and ended, also those of which sbatch could not tell the number any more.
+    restart() submits a new array with that one worker. All arrays of a run have the same name, which no other run has.
+    By that name they are found and ended, also those whose job id sbatch could not report.
+
+    Args:
+        settings: The user's settings, with an absolute log_dir.
+        job: What to start.
+        name: The name of the run.
+
+    Raises:
+        UsageError: log_dir cannot be created.
+        ClusterError: sbatch refuses, or does not answer.
     """
 
     def __init__(self, settings: Slurm, job: WorkerJob, name: str) -> None:
-        """Submit all workers."""
         self._settings = settings
         self._job = job
         self._name = name
         self._log_dir = settings.log_dir_of(name)
         self._is_cancelled = False
-        self._elements: dict[int, str] = {}  # the newest of each worker
-        self._submitted_s: dict[str, float] = {}  # of each element
+        self._elements: dict[int, str] = {}  # id of the newest element of each worker
+        self._submitted_s: dict[str, float] = {}  # when each element was submitted
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"log_dir {str(self._log_dir)!r} cannot be made: {error}") from error
+            raise UsageError(f"log_dir {str(self._log_dir)!r} cannot be created: {error}") from error
         self._watch = QueueWatch(squeue_arguments(name, os.getuid()), elements_of)
         try:
             self._submit(range(job.num_workers))
@@ -73,7 +79,7 @@ class ArrayJob:
 
     @property
     def revives(self) -> bool:
-        """See Job. The element's script does it, and Slurm requeues."""
+        """See Job. The element's script restarts a crashed worker, and Slurm requeues the element."""
         return True
 
     def status(self, worker: int) -> WorkerStatus:
@@ -86,7 +92,7 @@ class ArrayJob:
         if element is not None:
             state = element.worker_state
             if state is WorkerState.REFUSED and element != self._watch.before.get(element_id):
-                state = WorkerState.PENDING  # the scheduler has not looked closely yet
+                state = WorkerState.PENDING  # one look is not enough: the scheduler may correct its first reason
             return WorkerStatus(state, f"{element}{self._where(worker) if state is WorkerState.ENDED else ''}")
         if self._watch.seen_s < self._submitted_s[element_id]:
             return WorkerStatus(WorkerState.PENDING, f"Slurm job {element_id}: submitted")
@@ -105,7 +111,7 @@ class ArrayJob:
         """See Job."""
         element_id = self._elements.get(worker)
         if element_id is not None:
-            with contextlib.suppress(ClusterError):  # it is refused by the head if it still lives: it is not the newest
+            with contextlib.suppress(ClusterError):  # if it still runs, the head refuses it: it is not the newest
                 self._scancel([element_id])
         self._submit([worker])
 
@@ -126,32 +132,32 @@ class ArrayJob:
         self._watch.close()
         deadline_s = time.monotonic() + grace_s + CANCEL_S
         try:
-            # Before those that wait can begin. Those that run were told to leave: they need no signal.
+            # Pending elements first, before they start. Running workers were told to leave and need no signal yet.
             self._scancel(["--state=PENDING"], deadline_s)
             if not self._wait_until(lambda each: each.is_over, min(deadline_s, time.monotonic() + grace_s)):
                 self._scancel([], deadline_s)
                 self._wait_until(lambda each: each.is_over or each.state == "COMPLETING", deadline_s)
         except ClusterError as error:
             self._warn_of_what_is_left(str(error))
-        except BaseException:  # a second Ctrl-C: nobody wants to wait, but those that are in the queue must not stay
+        except BaseException:  # a second Ctrl-C: do not wait, but leave nothing in the queue
             leave_to_slurm(self._scancel_commands())
-            self._warn_of_what_is_left("interrupted; scancel goes on by itself")
+            self._warn_of_what_is_left("interrupted; scancel continues in the background")
             raise
 
     def _warn_of_what_is_left(self, why: str) -> None:
         job_ids = sorted({element_id.partition("_")[0] for element_id in self._submitted_s}, key=int)
         logger.warning(
-            "Slurm jobs %s may still be in the queue, until their workers find that the head is gone (%s). "
-            "To make sure: scancel --name=%s",
+            "Slurm jobs %s may still be in the queue, until their workers notice that the head is gone (%s). "
+            "To end them now: scancel --name=%s",
             *(", ".join(job_ids), why, self._name),
         )
 
     def _where(self, worker: int) -> str:
         if os.path.exists(self.log_place(worker)):
             return f"; log: {self.log_place(worker)}"
-        return f"; it left no log in {self._log_dir}: log_dir must be a folder that the nodes see, too"
+        return f"; it left no log in {self._log_dir}: log_dir must be on a file system that the nodes share"
 
-    # -- what is asked of Slurm --
+    # -- calls of Slurm --
 
     def _submit(self, workers: Sequence[int]) -> None:
         answer = run_slurm(
@@ -170,13 +176,14 @@ class ArrayJob:
             self._submitted_s[self._elements[worker]] = now_s
         logger.info("Slurm job %s (%s): workers %s", job_id, self._name, ", ".join(map(str, workers)))
         self._watch.look_soon()
-        if self._is_cancelled:  # meanwhile, by another thread
+        if self._is_cancelled:  # by another thread, while sbatch was running
             self._scancel()
 
     def _scancel(self, which: Iterable[str] = (), deadline_s: float | None = None) -> None:
-        """End all jobs of the run, or these elements of it.
+        """Cancel all jobs of the run, or these elements.
 
-        Those that run learn first that nothing is to follow: their scripts would wait to be requeued otherwise.
+        The scripts of running elements are told first that they are no longer needed, or they would wait to be
+        requeued.
         """
 
         def answer_s() -> float:
@@ -184,17 +191,17 @@ class ArrayJob:
 
         tell, scancel = self._scancel_commands(which)
         if "--state=PENDING" not in scancel:
-            with contextlib.suppress(ClusterError):  # none of them runs any more
+            with contextlib.suppress(ClusterError):  # no element is running
                 run_slurm(tell, timeout_s=answer_s())
         run_slurm(scancel, timeout_s=answer_s())
 
     def _scancel_commands(self, which: Iterable[str] = ()) -> tuple[list[str], list[str]]:
-        """To tell those that run that nothing is to follow, and to end them and all others."""
+        """Return two commands: the first tells running elements that they are no longer needed, the second cancels."""
         scancel = ["scancel", "--quiet", f"--user={os.getuid()}", f"--name={self._name}", *which]
         return [*scancel, "--batch", "--signal=USR2", "--state=RUNNING"], scancel
 
     def _wait_until(self, is_gone: Callable[[Element], bool], deadline_s: float) -> bool:
-        """Whether all elements were gone in time."""
+        """Return whether `is_gone` held for all elements before the deadline."""
         while True:
             answer_s = max(1.0, min(ANSWER_S, deadline_s - time.monotonic()))
             elements = elements_of(run_slurm(squeue_arguments(self._name, os.getuid()), timeout_s=answer_s))
@@ -209,10 +216,18 @@ class ArrayJob:
 
 
 class StepsJob:
-    """One srun for each worker, a step of the job in which this process runs. What Processes does, and its queue."""
+    """A Job of one srun for each worker; each srun starts a step of the Slurm job that this process runs in.
+
+    Args:
+        settings: The user's settings, with an absolute log_dir.
+        job: What to start.
+        name: The name of the run.
+
+    Raises:
+        UsageError: log_dir cannot be created, or srun cannot be started.
+    """
 
     def __init__(self, settings: Slurm, job: WorkerJob, name: str) -> None:
-        """Start all workers."""
         self._name = name
         self._job_id = os.environ["SLURM_JOB_ID"]
         self._started_s: dict[int, float] = {}
@@ -237,7 +252,7 @@ class StepsJob:
         return False
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job. An srun that runs but has no step waits for room in the job, and may not say so for a minute."""
+        """See Job. An srun without a step waits for free resources in the job; it may not print so for a minute."""
         status = self._processes.status(worker)
         if status.state is not WorkerState.RUNNING:
             return WorkerStatus(status.state, f"srun in Slurm job {self._job_id}: {status.detail}")
@@ -272,7 +287,7 @@ class StepsJob:
         self._watch.look_soon()
 
     def _end_steps(self, workers: Sequence[int]) -> None:
-        """A step may outlive its srun, and the next one would wait for its CPUs."""
+        """Cancel the steps of these workers: a step may outlive its srun and keep the CPUs that the next one needs."""
         if not workers:
             return
         with contextlib.suppress(ClusterError):
@@ -288,16 +303,16 @@ class StepsJob:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Slurm has said no. If sbatch was interrupted, or had no answer in time, there may be a job even so."""
+    """Return whether Slurm has refused. If sbatch was interrupted or got no answer in time, there may be a job."""
     return isinstance(error, ClusterError) and error.__cause__ is None and "timed out" not in str(error)
 
 
-# srun would take them for wishes about the step.
+# Variables of the job that srun would apply to the step.
 _OF_THE_WHOLE_JOB = ("SLURM_MEM_PER_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_NNODES")
 
 
 def _paths(settings: Slurm) -> dict[str, str]:
-    """The workers find the modules that this process finds: policies and envs given by their import path."""
+    """Let workers import policies and envs by name, from where this process does."""
     if settings.python is not None:
         return {}
     return {MODULE_PATH_VARIABLE: module_path(sys.path)}

@@ -1,4 +1,4 @@
-"""What is said to Slurm, and what it says: sbatch scripts as text, arguments of its programs, lines of squeue. Pure."""
+"""What Slurm is asked to run: sbatch scripts as text, and the arguments of sbatch and srun. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from envfleet.launchers.launcher import WorkerJob
 if TYPE_CHECKING:
     from envfleet.launchers.slurm.settings import Slurm
 
-SIGNAL_LEAD_S = 60  # before the time limit: workers finish their rollout and leave
-# For Slurm to end a job whose worker was told to leave: more than its KillWait, 30 s unless it was configured. If it
-# was not Slurm who told it, a worker must be back before the head asks for another one, after 60 s.
+SIGNAL_LEAD_S = 60  # Slurm signals workers this long before their time limit; they finish their rollout and leave
+# How long a script whose worker was told to leave waits for Slurm to end the job. It must be more than Slurm's KillWait
+# (30 s by default), and less than the 60 s after which the head asks for another worker: if it was not Slurm that told
+# the worker to leave, the script starts it again.
 REQUEUE_WAIT_S = 40
-NO_LIMIT = ("UNLIMITED", "INFINITE")  # in any case
+NO_LIMIT = ("UNLIMITED", "INFINITE")  # in upper or lower case
 
 # -- the array of workers --
 
@@ -27,9 +28,15 @@ NO_LIMIT = ("UNLIMITED", "INFINITE")  # in any case
 def sbatch_script(
     settings: Slurm, job: WorkerJob, workers: Iterable[int] | None = None, *, name: str = "envfleet"
 ) -> str:
-    """The script for these workers, None: for all; element N of the job array is worker N.
+    """Return the script of a job array; element N of the array is worker N.
 
-    `name` is that of the run. The keys of `job.environment` are no part of it: they must be in sbatch's environment.
+    The run's keys are not in the script: `job.environment` must be in the environment of sbatch.
+
+    Args:
+        settings: The user's settings.
+        job: What to start.
+        workers: The workers to start. None: all of them.
+        name: The name of the run.
     """
     numbers = range(job.num_workers) if workers is None else workers
     parts = [
@@ -52,7 +59,7 @@ def sbatch_script(
 
 
 def sbatch_options(settings: Slurm, workers: Iterable[int], name: str) -> list[str]:
-    """What is asked of Slurm for an array of workers."""
+    """Return the options of sbatch for an array of workers."""
     log_dir = str(settings.log_dir_of(name)).replace("%", "%%")
     return [
         f"--job-name={name}",
@@ -74,24 +81,28 @@ def sbatch_options(settings: Slurm, workers: Iterable[int], name: str) -> list[s
 
 
 def sbatch_arguments(settings: Slurm, workers: Sequence[int], name: str) -> list[str]:
-    """The command that reads the script from its input.
+    """Return the sbatch command, which reads the script from its standard input.
 
-    All options stand here again: variables such as SBATCH_EXPORT win over those in the script, but not over these.
+    It repeats all options of the script: variables such as SBATCH_EXPORT override the script, but not the command line.
     """
     return ["sbatch", "--parsable", *sbatch_options(settings, workers, name)]
 
 
 def job_id_of(answer: str) -> str:
-    """The job's number, from what `sbatch --parsable` has printed: "12" or "12;cluster"."""
+    """Return the job id in what `sbatch --parsable` has printed: "12" or "12;cluster".
+
+    Raises:
+        ValueError: There is no job id in it.
+    """
     last_line = answer.strip().rpartition("\n")[2]
     job_id = last_line.partition(";")[0].strip()
     if not job_id.isdecimal():
-        raise ValueError(f"sbatch --parsable should print the number of the job; it printed {answer!r}")
+        raise ValueError(f"expected a job id from sbatch --parsable; it printed {answer!r}")
     return job_id
 
 
 def array_of(workers: Iterable[int]) -> str:
-    """Numbers as Slurm writes them: [0, 1, 2, 5] is "0-2,5"."""
+    """Write numbers as Slurm does: [0, 1, 2, 5] is "0-2,5"."""
     runs: list[list[int]] = []
     for worker in sorted(set(workers)):
         if runs and runs[-1][-1] == worker - 1:
@@ -101,7 +112,7 @@ def array_of(workers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-# A worker that crashed is started again in the place that the job has, without a new wait in the queue.
+# The script restarts a crashed worker itself: the job keeps its place, and the worker need not wait in the queue again.
 _LOOP = """
 say() {{ echo "$(date '+%F %T') envfleet.slurm worker $SLURM_ARRAY_TASK_ID: $*" >&2; }}
 
@@ -158,9 +169,14 @@ exit 0
 
 
 def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> str:
-    """One script for all: the learner's command runs in it, and starts its workers as steps of the same job.
+    """Return the script of one job for learner and workers: the learner starts its workers as steps of the job.
 
-    The learner has a share like that of a worker. Its launcher is `Slurm()`, which finds that it runs inside a job.
+    The learner gets the same resources as a worker. Its launcher is `Slurm()`, which notices that it runs inside a job.
+
+    Args:
+        settings: The user's settings.
+        num_workers: The number of workers.
+        command: The command line of the learner.
     """
     options = [
         "--job-name=envfleet",
@@ -171,7 +187,7 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
             ("gpus-per-task", _gpus(settings)),
         ),
         *_place(settings),
-        "--no-kill",  # a node that fails takes its workers with it, not the job
+        "--no-kill",  # a node that fails ends its workers, not the whole job
         *_extras(settings),
     ]
     parts = [
@@ -181,14 +197,14 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
         f"# A learner and its {num_workers} workers in one job: Slurm() starts them with srun.",
         *_exports(settings),
         *_setup(settings),
-        f"exec {shlex.join(command)}",  # so that signals of Slurm reach it
+        f"exec {shlex.join(command)}",  # exec: Slurm's signals must reach the learner
         "",
     ]
     return "\n".join(parts)
 
 
 def srun_arguments(settings: Slurm, job: WorkerJob, worker: int, name: str) -> list[str]:
-    """The command that runs one worker as a step of the job in which this process is."""
+    """Return the srun command that runs one worker as a step of the job that this process runs in."""
     command = [settings.interpreter, *job.arguments(worker)]
     if settings.setup:
         command = ["bash", "-c", "\n".join([*_setup(settings), f"exec {shlex.join(command)}"])]
@@ -198,8 +214,8 @@ def srun_arguments(settings: Slurm, job: WorkerJob, worker: int, name: str) -> l
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={settings.cpus_per_worker}",
-        "--exact",  # no more than that: the other workers need theirs
-        # Zero: the step has the memory of the job, and takes none of it away from the others.
+        "--exact",  # by default a step takes all CPUs of its node
+        # 0: the step shares the job's memory with the other steps, and reserves none.
         f"--mem={settings.mem_per_worker or 0}",
         *given_options(("gpus-per-task", _gpus(settings))),
         "--kill-on-bad-exit=0",
@@ -211,22 +227,11 @@ def srun_arguments(settings: Slurm, job: WorkerJob, worker: int, name: str) -> l
 
 
 def step_name(name: str, worker: int) -> str:
-    """By which a worker's step is found again."""
+    """Return the name of a worker's step, by which squeue finds it."""
     return f"{name}-{worker}"
 
 
-def step_queue_arguments(job_id: str) -> list[str]:
-    """All steps of a job."""
-    return ["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j"]
-
-
-def steps_of(lines: str) -> dict[str, str]:
-    """What that has printed: the ids of steps, by their names."""
-    pairs = (line.strip().partition("|") for line in lines.splitlines())
-    return {name: step_id for step_id, bar, name in pairs if bar}
-
-
-# -- what both have in common --
+# -- used by both --
 
 
 def _place(settings: Slurm) -> list[str]:
@@ -241,7 +246,7 @@ def _place(settings: Slurm) -> list[str]:
 
 
 def given_options(*options: tuple[str, object]) -> list[str]:
-    """Options of a command; those that are None are left out."""
+    """Write options of a command as "--name=value"; those that are None are left out."""
     return [f"--{name}={value}" for name, value in options if value is not None]
 
 
@@ -251,7 +256,7 @@ def _extras(settings: Slurm) -> list[str]:
 
 
 def _directive(option: str) -> str:
-    """As sbatch reads it from a script: with quotes, as a shell would."""
+    """Quote an option for a #SBATCH line, which sbatch reads as a shell would."""
     name, equals, value = option.partition("=")
     return f"{name}{equals}{shlex.quote(value)}" if equals else name
 
@@ -277,29 +282,32 @@ def _mem_per_cpu(mem: str | int | None, num_cpus: int) -> str | None:
     if mem is None:
         return None
     match = re.fullmatch(r"(\d+)([KMGT]?)", str(mem))
-    assert match is not None  # Slurm has checked it
+    assert match is not None  # Slurm() has checked it
     kilobytes = int(match[1]) * 1024 ** "KMGT".index(match[2] or "M")
     return f"{-(-kilobytes // num_cpus)}K"
 
 
 def _signal_lead_s(time_limit: str | None) -> int:
-    """Of a short time limit only a part."""
+    """Return SIGNAL_LEAD_S; for a time limit of less than five times that, a fifth of the limit."""
     seconds = math.inf if time_limit is None else seconds_of(time_limit)
     return SIGNAL_LEAD_S if seconds >= SIGNAL_LEAD_S * 5 else max(5, int(seconds) // 5)
 
 
 def seconds_of(time_limit: str) -> float:
-    """Of a time as Slurm writes it: "minutes[:seconds]", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]".
+    """Return the seconds of a time limit as Slurm writes it; infinity for "UNLIMITED" and "INFINITE".
 
-    Infinite if it is "UNLIMITED" or "INFINITE".
+    Args:
+        time_limit: "minutes[:seconds]", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]", or one of the words.
+
+    Raises:
+        ValueError: It is none of these.
     """
     if isinstance(time_limit, str) and time_limit.upper() in NO_LIMIT:
         return math.inf
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
     if match is None:
         raise ValueError(
-            "a time limit is written as 'minutes', 'hours:minutes:seconds', 'days-hours:minutes' or 'UNLIMITED'; "
-            f"got {time_limit!r}"
+            f"expected 'minutes', 'hours:minutes:seconds', 'days-hours:minutes' or 'UNLIMITED'; got {time_limit!r}"
         )
     days, first, second, third = (int(part or 0) for part in match.groups())
     if match[1] is not None or match[4] is not None:

@@ -1,4 +1,4 @@
-"""Slurm: workers are elements of a job array, or steps of the job in which the head runs."""
+"""Slurm: workers are elements of a job array, or steps of the Slurm job that the head runs in."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Literal
 
 from envfleet.contract.checks import positive_or_none, whole_number
 from envfleet.contract.errors import ClusterError, UsageError
-from envfleet.launchers.hosts import is_loopback
 from envfleet.launchers.launcher import WorkerJob
+from envfleet.launchers.loopback import is_loopback
 from envfleet.launchers.owned_job import OwnedJob
 from envfleet.launchers.slurm.commands import run_slurm
 from envfleet.launchers.slurm.job import ArrayJob, StepsJob
-from envfleet.launchers.slurm.queue import node_addresses_arguments
 from envfleet.launchers.slurm.script import seconds_of
+from envfleet.launchers.slurm.status import node_addresses_arguments
 
-ASK_S = 10.0
-MOST_NODES_ASKED = 8
+ASK_S = 10.0  # the most that a question to Slurm may take
+MOST_NODES_ASKED = 8  # of which the addresses are resolved, to find one that is not this machine
 
-# What this launcher sets itself, or has a setting for.
+# Options that extra_sbatch must not have: EnvFleet sets them (None), or Slurm() has a setting of this name.
 _OWN_OPTIONS = {
     **dict.fromkeys(("job-name", "array", "nodes", "ntasks", "output", "error", "open-mode", "export", "export-file")),
     **dict.fromkeys(("requeue", "no-requeue", "signal", "parsable", "wrap", "wait", "test-only", "hold")),
@@ -37,33 +37,57 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slurm:
-    """Submit workers to Slurm with sbatch, one element of a job array for each.
+    """Submit workers to Slurm with sbatch, one element of a job array for each worker.
 
-    In a process that runs inside a Slurm job they are steps of that job, started with srun, unless `allocation` says
-    otherwise. Names and quantities are written as sbatch wants them; None leaves them to the cluster's defaults.
+    In a process that runs inside a Slurm job, workers are steps of that job, started with srun, unless `allocation`
+    says otherwise. None leaves a setting to the cluster's default.
+
+    Args:
+        partition: The partition, or several: "gpu", "short,long".
+        time_limit: The time limit of each worker: "30" minutes, "2:00:00" hours, "1-12:00" days-hours. Shortly before
+            it, the worker leaves and a new one takes its place.
+        cpus_per_worker: The number of CPUs of each worker.
+        mem_per_worker: The memory of each worker: "4G", or a number of megabytes.
+        gpus_per_worker: The number of GPUs of each worker: 2, or with their type "a100:2".
+        account: The account to charge.
+        qos: The quality of service.
+        constraint: Features that the nodes must have, such as "skylake&ib".
+        exclusive: Give each worker a node of its own.
+        setup: Lines of shell that run before a worker starts, such as "module load cuda".
+        extra_sbatch: Further options of sbatch without their dashes, such as {"exclude": "node7"}. The value None is
+            for an option without a value.
+        python: The Python interpreter on the nodes, such as "/home/me/venv/bin/python". None: the path of this
+            process's interpreter, and workers import modules from where this process does.
+        log_dir: The folder for the files `worker-0.log`, `worker-1.log`, ..., on a file system that the nodes share.
+            None: a folder `envfleet-logs/<time of the run>` in the working directory.
+        head_address: Where workers find the head: "host", "host:port" or "tcp://host:port". None: this machine's
+            address that is nearest to the nodes.
+        queue_timeout_s: The most seconds that workers may wait in the queue. None: no limit.
+        allocation: "current": run workers as steps of the Slurm job that this process runs in. "new": submit them as a
+            job array. None: "current" inside a Slurm job, "new" outside.
     """
 
     partition: str | None = None
-    time_limit: str | None = None  # of each worker: "30" minutes, "2:00:00", "1-12:00"; then a new one takes its place
+    time_limit: str | None = None
     cpus_per_worker: int = 1
-    mem_per_worker: str | int | None = None  # "4G"; a number alone: megabytes
-    gpus_per_worker: int | str = 0  # or with their type, "a100:2"
+    mem_per_worker: str | int | None = None
+    gpus_per_worker: int | str = 0
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    exclusive: bool = False  # a whole node for each worker
-    setup: Sequence[str] = ()  # lines of shell that run before a worker starts: "module load cuda"
-    extra_sbatch: Mapping[str, str | int | None] = field(default_factory=dict)  # {"exclude": "node7"}; None: a flag
-    python: str | None = None  # the interpreter on the nodes; None: this one, with the modules that this process finds
-    log_dir: str | os.PathLike[str] | None = None  # seen by all nodes; None: ./envfleet-logs/ and the time of the run
-    head_address: str | None = None  # where workers find the head, if not at the address that is nearest to the nodes
-    queue_timeout_s: float | None = None  # how long workers may wait in the queue; None: without end
-    allocation: Literal["current", "new"] | None = None  # None: the current one if this process runs inside a job
+    exclusive: bool = False
+    setup: Sequence[str] = ()
+    extra_sbatch: Mapping[str, str | int | None] = field(default_factory=dict)
+    python: str | None = None
+    log_dir: str | os.PathLike[str] | None = None
+    head_address: str | None = None
+    queue_timeout_s: float | None = None
+    allocation: Literal["current", "new"] | None = None
 
     is_on_this_host = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Raise UsageError if a setting is wrong."""
         object.__setattr__(self, "setup", _lines(self.setup))
         object.__setattr__(self, "extra_sbatch", _options(self.extra_sbatch))
         for name in ("partition", "account", "qos"):
@@ -78,23 +102,25 @@ class Slurm:
             except (TypeError, ValueError) as error:
                 raise UsageError(f"time_limit: {error}") from error
         if self.log_dir is not None and not str(self.log_dir).isprintable():
-            raise UsageError(f"log_dir must be printable: Slurm reads it from a script; got {str(self.log_dir)!r}")
+            raise UsageError(
+                f"log_dir must be one line of printable text, because it stands in a script; got {str(self.log_dir)!r}"
+            )
         positive_or_none("queue_timeout_s", self.queue_timeout_s)
         if self.allocation not in (None, "current", "new"):
             raise UsageError(f"allocation must be 'current', 'new' or None; got {self.allocation!r}")
 
     @property
     def interpreter(self) -> str:
-        """Runs the workers."""
+        """The Python interpreter on the nodes."""
         return self.python or sys.executable
 
     def log_dir_of(self, name: str) -> Path:
-        """Where the logs of a run of this name are."""
+        """Return the folder with the logs of the run of this name, as an absolute path."""
         folder = Path("envfleet-logs", name.removeprefix("envfleet-")) if self.log_dir is None else Path(self.log_dir)
         return folder.absolute()
 
     def host_of_workers(self) -> str | None:
-        """See Launcher. One of the nodes; if Slurm does not tell, the machine of its controller."""
+        """Return the address of a node; the controller's if Slurm reports no nodes; None if it does not answer."""
         nodes = os.environ.get("SLURM_JOB_NODELIST") if self._is_inside else None
         try:
             arguments = node_addresses_arguments(None if self._is_inside else self.partition, nodes)
@@ -105,14 +131,25 @@ class Slurm:
                 addresses = [host[1] or host[2] for host in hosts]
         except ClusterError:
             return None  # launch() will say why
-        # A node on this machine may be known by its loopback address, which is of no use to the others.
+        # A node on this machine may have a loopback address, which other nodes cannot use.
         others = (each for each in addresses[:MOST_NODES_ASKED] if not is_loopback(each))
         return next(others, addresses[0] if addresses else None)
 
     def launch(self, job: WorkerJob) -> OwnedJob:
-        """Submit all workers. What sbatch refuses is raised as ClusterError, in its words."""
+        """Submit all workers.
+
+        Args:
+            job: What to start.
+
+        Returns:
+            The submitted workers; most of them are PENDING.
+
+        Raises:
+            UsageError: log_dir cannot be created, or allocation="current" is used outside a Slurm job.
+            ClusterError: sbatch refuses, in its words, or does not answer.
+        """
         name = f"envfleet-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        # The working directory may be another one when a worker is submitted anew.
+        # Absolute: the working directory may have changed when a worker is submitted again.
         settings = replace(self, log_dir=self.log_dir_of(name))
         return OwnedJob(StepsJob(settings, job, name) if self._is_inside else ArrayJob(settings, job, name))
 
@@ -121,8 +158,8 @@ class Slurm:
         is_in_job = bool(os.environ.get("SLURM_JOB_ID"))
         if self.allocation == "current" and not is_in_job:
             raise UsageError(
-                "allocation='current' is for a process inside a Slurm job, and there is no SLURM_JOB_ID here: run it "
-                "with sbatch or salloc, or leave allocation=None to submit workers as a job of their own"
+                "allocation='current' needs a process inside a Slurm job, and SLURM_JOB_ID is not set: run it "
+                "with sbatch or salloc, or use allocation=None to submit workers as a job of their own"
             )
         return is_in_job and self.allocation != "new"
 

@@ -1,4 +1,4 @@
-"""What Slurm's squeue and sinfo are asked, and what their answers mean for workers. Pure."""
+"""What squeue and sinfo are asked, and what squeue's answer means for a worker. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ QUEUE_FORMAT = "%i|%T|%N|%r"
 
 
 def squeue_arguments(name: str, user_id: int) -> list[str]:
-    """All jobs of a run, one line for each element, also those that have ended not long ago."""
-    # The controller picks out a user's jobs itself; a name is looked for in what it has sent.
+    """Return the squeue command that lists all elements of a run's job arrays, also those that ended recently."""
+    # The controller filters by user; squeue itself filters by name, after the answer was sent.
     filters = [f"--user={user_id}", f"--name={name}", "--states=all"]
     return ["squeue", "--noheader", "--array", *filters, f"--format={QUEUE_FORMAT}"]
 
@@ -24,30 +24,30 @@ class Element:
 
     element_id: str  # "12_3"
     state: str  # "RUNNING"
-    node: str  # "" while it has none
+    node: str  # "" while it waits for one
     reason: str  # why it waits, or has failed
 
     @property
     def worker_state(self) -> WorkerState:
-        """What that means for its worker."""
+        """What the element's state means for its worker."""
         if self.state == "PENDING" and _NEVER.search(self.reason):
             return WorkerState.REFUSED
         if self.state == "PENDING" and "launch" in self.reason.lower():
-            return WorkerState.ENDED  # Slurm failed to start it, and holds it for good: a new one may have more luck
+            return WorkerState.ENDED  # Slurm failed to start it and holds it for good: a new element may succeed
         if self.state in _WAITING:
             return WorkerState.PENDING
         return WorkerState.ENDED if self.state in _OVER else WorkerState.RUNNING
 
     @property
     def is_over(self) -> bool:
-        """It is out of the queue."""
+        """Whether the element has left the queue."""
         return self.state in _OVER
 
     def __str__(self) -> str:
-        """In words, for the user."""
+        """Describe the element to the user."""
         place = f" on {self.node}" if self.node else ""
         reason = f" ({self.reason})" if self.reason not in ("", "None") and self.state != "RUNNING" else ""
-        hint = f"; to let it go on: scontrol release {self.element_id}" if self.reason.startswith("JobHeld") else ""
+        hint = f"; to release it: scontrol release {self.element_id}" if self.reason.startswith("JobHeld") else ""
         return f"Slurm job {self.element_id}{place}: {self.state}{reason}{hint}"
 
 
@@ -80,8 +80,8 @@ _OVER = frozenset(
         "TIMEOUT",
     )
 )
-# Reasons that stay as long as the request stays as it is: somebody must change it, or the limits of the cluster.
-# Limits of what a user, group or account has at one time are none of these, nor are jobs that somebody holds.
+# Reasons that hold until the user changes the request, or an administrator the limits of the cluster. Limits on what a
+# user, group or account uses at one time are not among them, nor are held jobs: such jobs can still run.
 _NEVER = re.compile(
     "BadConstraints|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied"
     "|PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|PerJob|MinCpuNotSatisfied|MinGRES|MinMemory|MaxCpuPerNode|MaxMemPerLimit"
@@ -89,7 +89,7 @@ _NEVER = re.compile(
 
 
 def elements_of(lines: str) -> dict[str, Element]:
-    """What squeue has printed, by element id. Pending elements that it wrote as one, "12_[0-3]", are taken apart."""
+    """Read what squeue has printed, by element id. Pending elements that share a line, "12_[0-3]", are separated."""
     elements: dict[str, Element] = {}
     for line in lines.splitlines():
         parts = line.strip().split("|", 3)
@@ -108,5 +108,16 @@ def _element_ids(text: str) -> list[str]:
 
 
 def node_addresses_arguments(partition: str | None, nodes: str | None) -> list[str]:
-    """Ask for the addresses of a partition's nodes, or of these nodes."""
+    """Return the sinfo command that lists the addresses of a partition's nodes, or of these nodes."""
     return ["sinfo", "--noheader", "--Node", "--format=%o", *given_options(("partition", partition), ("nodes", nodes))]
+
+
+def step_queue_arguments(job_id: str) -> list[str]:
+    """Return the squeue command that lists all steps of a job."""
+    return ["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j"]
+
+
+def steps_of(lines: str) -> dict[str, str]:
+    """Read what squeue has printed about steps: the ids of steps, by name."""
+    pairs = (line.strip().partition("|") for line in lines.splitlines())
+    return {name: step_id for step_id, bar, name in pairs if bar}
