@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import envfleet
 from envfleet import APS, EnvFailed, PolicyFailed, WorkerFailed
 from envfleet.cluster.head.config import HeadConfig
-from envfleet.cluster.head.desk import Desk
-from envfleet.cluster.head.roster import Roster
+from envfleet.cluster.head.connections import Delivery
+from envfleet.cluster.head.fleet import Fleet
 from envfleet.cluster.sync import EveryUpdate
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, EnvFailure, Join, PoolPlan, Ready, Refused
@@ -454,8 +454,7 @@ def test_a_worker_that_asks_again_is_not_answered_again_while_the_answer_is_on_i
         plans=(plan,), env_pickles=(bytes(5_000_000),), sync=EveryUpdate(), max_worker_restarts=3, join_timeout_s=10.0,
         heartbeat_s=1.0, silence_s=30.0, reconnect_s=5.0, resend_s=5.0, compression=None, weights_dtype=None,
     )  # fmt: skip
-    desk = Desk()
-    roster = Roster(config, [desk], lambda process, frames: True, None, lambda *refused: None)
+    fleet = Fleet(config, lambda process, frames: Delivery.SENT, None, lambda *refused: None)
     for _ in range(3):
-        roster.join(b"p" * 16, Join(protocol=PROTOCOL_VERSION, worker=0, host="h", pid=1), time.monotonic())
-        assert len(desk.transfers.outgoing.queue) == 1
+        fleet.join(b"p" * 16, Join(protocol=PROTOCOL_VERSION, worker=0, host="h", pid=1), time.monotonic())
+        assert len(fleet[0].transfers.outgoing.queue) == 1

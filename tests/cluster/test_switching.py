@@ -77,7 +77,9 @@ def test_calls_after_a_stream_that_was_left(envs):
 def test_a_call_does_not_take_the_rollouts_of_a_stream(envs):
     stream = envs.stream(Agent(), 5)
     next(stream)
-    wait_until(lambda: not envs._head.wait(lambda: False, 0.05) and all(d.answers for d in envs._head.desks), "ahead")
+    wait_until(
+        lambda: not envs._head.wait(lambda: False, 0.05) and all(each.answers for each in envs._head.fleet), "ahead"
+    )
     with pytest.raises(EnvBusy, match="stream"):
         envs.call("slow", 0.0)
     assert next(stream).rewards.shape == (5, 2)

@@ -23,8 +23,8 @@ class Calling:
     """Calls, and what was set by them."""
 
     def __init__(self, run: Run, timeout_s: float) -> None:
-        """Nothing is set."""
         self._run = run
+        self._head = run.head
         self._timeout_s = timeout_s
         self.attributes: dict[str, Any] = {}  # set to one value for all envs, as they travel: new workers get them, too
 
@@ -56,7 +56,7 @@ class Calling:
         orders = {worker: Order(SetAttr(name=name, values=its_values)) for worker, its_values in plain.items()}
         self._ask(orders, f"set {name!r}")
         for worker, its_values in plain.items():
-            self._run.head.desks[worker].attributes[name] = its_values
+            self._head.fleet[worker].attributes[name] = its_values
         if env_ids is not None:
             return
         self.attributes.pop(name, None)
@@ -66,16 +66,16 @@ class Calling:
     def _ask(self, orders: Mapping[int, Order], what: str) -> dict[int, list[Any]]:
         """A value for each env of the workers that have an order."""
         run = self._run
-        if run.head.has_open_orders:
+        if self._head.has_open_orders:
             raise EnvBusy(
                 f"a rollout or stream has been begun: finish the rollout, or close the stream, before you {what}"
             )
         workers = sorted(orders)
         try:
-            run.head.issue(orders)
+            self._head.issue(orders)
             run.wait_for_answers(workers, self._timeout_s, GIVEN_UP)
         except BaseException:
-            run.head.cancel_open()  # or the answers would be taken for others
+            self._head.cancel_open()  # or the answers would be taken for others
             raise
         answers = run.take(workers).take()
         return {

@@ -188,7 +188,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = RolloutActivity(self._run, form, self._learner)
         self.autoreset_mode = AutoresetMode(self._autoreset.value)
-        self.metadata = {**self._head.roster.metadata, "autoreset_mode": self.autoreset_mode}
+        self.metadata = {**self._run.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = render_mode if pixels is None else "rgb_array"
         self.spec = spec_of(env)
         self.single_observation_space = form.obs.space

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.cluster.head.answers import PendingAnswers
 from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.learner import Learner
-from envfleet.cluster.head.pending_answers import PendingAnswers
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import StepResult
-from envfleet.cluster.wire.messages import Collect
-from envfleet.cluster.wire.orders import Order
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm
 from envfleet.contract.rollout import Rollout
 
@@ -27,8 +25,8 @@ class RolloutActivity:
     """One rollout of all workers. See Activity."""
 
     def __init__(self, run: Run, form: RolloutForm, learner: Learner) -> None:
-        """Nothing is begun."""
         self._run = run
+        self._head = run.head
         self._learner = learner
         self._form = form
         self._num_steps = 0
@@ -58,7 +56,7 @@ class RolloutActivity:
         self._run.begin(None)
         self._run.begin(self)
         self._learner.measure()
-        _issue(self._run, range(self._run.num_workers), num_steps)
+        _issue(self._head, range(self._run.num_workers), num_steps)
         self._agent, self._num_steps = agent, num_steps  # last: it is begun if nothing was wrong
 
     def finish(self, timeout_s: float) -> Rollout:
@@ -108,9 +106,20 @@ class RolloutStream(Iterator[Rollout]):
         credit: int,
         timeout_s: float,
     ) -> None:
-        """Every worker may collect `credit` rollouts before the learner takes the first. `owner` closes the run."""
+        """Issue the first orders.
+
+        Args:
+            owner: Closes the run when it is collected: kept alive by the stream.
+            run: The run.
+            form: Shapes of rollouts.
+            learner: The agent was published with it.
+            num_steps: Steps of each rollout.
+            credit: Rollouts that a worker may collect before the learner takes the first of them.
+            timeout_s: The longest wait of `next()`.
+        """
         self._owner = owner
         self._run = run
+        self._head = run.head
         self._form = form
         self._learner = learner
         self._num_steps = num_steps
@@ -123,10 +132,10 @@ class RolloutStream(Iterator[Rollout]):
 
     def _begin_with(self, workers: Iterable[int]) -> None:
         for _ in range(self._credit):
-            _issue(self._run, workers, self._num_steps)
+            _issue(self._head, workers, self._num_steps)
 
     def __iter__(self) -> RolloutStream:
-        """Itself."""
+        """Return the stream."""
         return self
 
     def __next__(self) -> Rollout:
@@ -136,7 +145,7 @@ class RolloutStream(Iterator[Rollout]):
                 self._run.wait_for_any(self._timeout_s, NEXT_GOES_ON)
                 worker = self._run.first_ready(range(self._run.num_workers))[0]
                 self._held = self._run.take([worker], ONE_IS_DROPPED)
-                _issue(self._run, [worker], self._num_steps)
+                _issue(self._head, [worker], self._num_steps)
             held = self._held
             if held.is_incomplete:
                 self._held = None
@@ -177,16 +186,5 @@ def _first(tree: Any) -> Any:
     return None if tree is None else tree[0]
 
 
-def _issue(run: Run, workers: Iterable[int], num_steps: int) -> None:
-    run.head.issue({worker: Order(_collect(run.head, worker, num_steps)) for worker in workers})
-
-
-def _collect(head: Head, worker: int, num_steps: int) -> Collect:
-    desk = head.desks[worker]
-    return Collect(
-        num_steps=num_steps,
-        code_id=head.versions.code_id,
-        version=head.versions.version,
-        divergence=desk.measured.divergence,
-        measured_version=desk.measured.version,
-    )
+def _issue(head: Head, workers: Iterable[int], num_steps: int) -> None:
+    head.issue({worker: head.collect(worker, num_steps) for worker in workers})

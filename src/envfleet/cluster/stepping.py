@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.head.pending_answers import PendingAnswers
+from envfleet.cluster.head.answers import PendingAnswers
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.wire.messages import Reset, Step
 from envfleet.cluster.wire.orders import Order
@@ -25,8 +25,8 @@ class Stepping:
     """Steps that were begun and not received. See Activity."""
 
     def __init__(self, run: Run, form: RolloutForm) -> None:
-        """Nothing is begun."""
         self._run = run
+        self._head = run.head
         self._form = form
         self._held: PendingAnswers | None = None
         self.in_flight: set[int] = set()  # workers
@@ -123,7 +123,7 @@ class Stepping:
 
     def _issue(self, orders: Mapping[int, Order]) -> None:
         try:
-            self._run.head.issue(orders)
+            self._head.issue(orders)
             self.in_flight.update(orders)
         except BaseException:
             self._run.begin(None)  # or answers that nobody knows of would be taken for others

@@ -1,4 +1,4 @@
-"""Engines that start failed workers again by themselves: the keeper leaves it to them, and counts."""
+"""Engines that start failed workers again by themselves: the monitor leaves it to them, and counts."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from envfleet import ClusterEnv, WorkerLost
-from envfleet.cluster.head import restarts as staffing
+from envfleet.cluster.head import restarts
 from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local
@@ -85,7 +85,7 @@ def test_what_the_engine_restarts_is_left_to_it():
 
 
 def test_what_has_ended_for_good_is_restarted_also_if_that_fails_at_first(monkeypatch):
-    monkeypatch.setattr(staffing, "TRY_AGAIN_S", 0.3)
+    monkeypatch.setattr(restarts, "TRY_AGAIN_S", 0.3)
     engine, agent = Engine(refusals=2, does_revive=False), DiscreteAgent()
     with cluster(engine, max_worker_restarts=1) as envs:
         envs.rollout(agent, 4)

@@ -47,7 +47,7 @@ def test_a_node_that_only_the_api_server_misses(kube):
         envs.rollout(AGENT, 4)
         before = envs.stats().workers[0].pid
         kube.vanish(kube.node)
-        wait_until(lambda: "does not report" in str(envs._run._monitor.status(0)), "the launcher has told", LONG_S)
+        wait_until(lambda: "does not report" in str(envs._head.fleet[0].status), "the launcher has told", LONG_S)
         for _ in range(5):
             envs.rollout(AGENT, 4)
         assert envs.stats().workers[0].pid == before and len(kube.names("jobs")) == 1

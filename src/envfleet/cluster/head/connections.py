@@ -6,14 +6,23 @@ answers on the newest connection on which it heard that name. What an old connec
 
 from __future__ import annotations
 
+import enum
+
 MOST_CONNECTIONS = 10_000  # one that is forgotten is known again with its next message
 
 
+class Delivery(enum.Enum):
+    """What became of a message to a process."""
+
+    SENT = enum.auto()
+    NOT_NOW = enum.auto()  # the connection is full
+    CLOSED = enum.auto()  # there is no open connection
+
+
 class Connections:
-    """Names of connections, as ZeroMQ makes them up, and of processes."""
+    """Names of connections, as ZeroMQ makes them up, and of processes. Remembers the `most` newest connections."""
 
     def __init__(self, most: int = MOST_CONNECTIONS) -> None:
-        """Remember `most` of them."""
         self._most = most
         self._process_of: dict[bytes, bytes] = {}  # by connection, oldest first
         self._newest: dict[bytes, bytes] = {}  # connection, by process
@@ -33,11 +42,11 @@ class Connections:
         return True
 
     def newest(self, process: bytes) -> bytes | None:
-        """Where a process is answered; None: it has no open connection that is known."""
+        """The connection on which a process is answered; None: it has no open connection that is known."""
         return self._newest.get(process)
 
     def closed(self, connection: bytes) -> None:
-        """A connection is gone."""
+        """Forget a connection that is closed."""
         process = self._process_of.pop(connection, None)
         if process is not None and self._newest.get(process) == connection:
             del self._newest[process]

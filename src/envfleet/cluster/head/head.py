@@ -1,4 +1,4 @@
-"""Head: moves messages between the wire and what decides: roster, orders, rollouts, weights. Under one lock."""
+"""Head: moves messages between the socket and those who decide: fleet, orders, rollouts, versions. Under one lock."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from envfleet.cluster.head.answers import Result
 from envfleet.cluster.head.config import HeadConfig
-from envfleet.cluster.head.desk import Desk, Result
-from envfleet.cluster.head.membership import Member
+from envfleet.cluster.head.fleet import DueWorker, Fleet
 from envfleet.cluster.head.policy_versions import PolicyVersions
-from envfleet.cluster.head.roster import Roster
 from envfleet.cluster.head.socket import HeadSocket
+from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.wire.codec import BadMessage, Decoder, encode
 from envfleet.cluster.wire.messages import (
     PROCESS_NAME_BYTES,
     AboutChunks,
     Announce,
     Cancel,
+    Collect,
     FromWorker,
     Heartbeat,
     Join,
@@ -45,29 +46,28 @@ from envfleet.cluster.wire.transfers import Digests
 from envfleet.contract.arrays import Array
 from envfleet.contract.policy import PolicyCode
 from envfleet.contract.stats import RunStats
+from envfleet.launchers.launcher import WorkerStatus
 
 logger = logging.getLogger("envfleet.cluster")
 
 Arrays = Mapping[str, Array]
-Frames = list[Any]
 
 
 class Head:
     """The learner's end of the wire. All methods are for one thread at a time, beside the one in the background."""
 
     def __init__(self, config: HeadConfig, address: str, keys: RunKeys | None) -> None:
-        """Bind to `address`; `self.address` says where it came to be."""
-        self.desks = [Desk() for _ in config.plans]
+        """Bind to `address`; `self.address` is the address with the port that was taken."""
         self.versions = PolicyVersions(config.weights_dtype == "bfloat16")
-        self.measure_s = 0.0
-        self.num_measurements = 0
-        self.num_refused: Counter[str] = Counter()
+        self._measure_s = 0.0
+        self._num_measurements = 0
+        self._num_refused: Counter[str] = Counter()
         self._decoder: Decoder[Any] = Decoder(FromWorker)
         self._resend_s = config.resend_s
         self._num_arrivals = 0
-        self._warned_of: set[str] = set()  # what of envs was told once
+        self._warned_of: set[str] = set()  # kinds of suspect rows that were logged
         self._owner_pid = os.getpid()
-        self._reactions: dict[type, Callable[[Member, Desk, Any, Arrays], None]] = {
+        self._reactions: dict[type, Callable[[WorkerRecord, Any, Arrays], None]] = {
             Ready: self._ready,
             NotReady: self._not_ready,
             Heartbeat: self._heartbeat,
@@ -82,14 +82,13 @@ class Head:
         }
         self._socket = HeadSocket(address, keys, config.silence_s, self, len(config.plans))
         digest_of = None if keys is None else Digests().of
-        self.roster = Roster(config, self.desks, self._socket.send, digest_of, self._refuse)
+        self.fleet = Fleet(config, self._socket.send, digest_of, self._refuse)
         self.address = self._socket.address
         self.wait = self._socket.wait
 
     def start(self) -> None:
-        """From now on workers are answered."""
-        for worker in range(len(self.desks)):
-            self.roster.restarts.started(worker, _now_s())
+        """Answer workers from now on."""
+        self.fleet.start(_now_s())
         self._socket.start()
 
     # -- for the caller --
@@ -100,134 +99,137 @@ class Head:
         An order is kept, and given to a worker's replacement if need be, until its answer is accepted.
         """
         with self._socket.here():
+            now_s = _now_s()
             # All are encoded before one is issued: an order that cannot be encoded must not leave half of them behind.
-            prepared = [
-                (desk, desk.orders.prepare(order, _now_s()))
-                for desk, order in ((self.desks[worker], order) for worker, order in orders.items())
-            ]
-            for desk, issued in prepared:
-                desk.orders.issue(issued)
-                if desk.is_ready and desk.member is not None:
-                    num_bytes = self.roster.send_order(desk.member, issued)
-                    if issued.order is not None and issued.order.answer is RolloutReady:  # it announces, too
-                        desk.announcement_bytes += num_bytes
+            prepared = {worker: self.fleet[worker].orders.prepare(order, now_s) for worker, order in orders.items()}
+            for worker, issued in prepared.items():
+                self.fleet[worker].issue(issued, now_s)
 
-    def set_code(self, code: PolicyCode) -> None:
-        """Another policy from now on."""
-        with self._socket.here():
-            self.versions.set_code(code)
-
-    def publish(self, weights: Mapping[str, Array]) -> bool:
-        """New weights. False: they are what they were."""
-        with self._socket.here():
-            return self.versions.publish(weights)
+    def collect(self, worker: int, num_steps: int) -> Order:
+        """An order for a rollout, which also tells the worker of the newest version."""
+        measured = self.fleet[worker].measured
+        return Order(
+            Collect(
+                num_steps=num_steps,
+                code_id=self.versions.code_id,
+                version=self.versions.version,
+                divergence=measured.divergence,
+                measured_version=measured.version,
+            )
+        )
 
     def announce(self) -> None:
         """Tell all workers of the newest version."""
         with self._socket.here():
-            for member in self.roster.members:
-                desk = self.desks[member.worker]
+            for record in self.fleet.present:
+                measured = record.measured
                 news = Announce(
-                    version=self.versions.version,
-                    divergence=desk.measured.divergence,
-                    measured_version=desk.measured.version,
+                    version=self.versions.version, divergence=measured.divergence, measured_version=measured.version
                 )
-                desk.announcement_bytes += self.roster.send(member, encode(news))
+                record.announcement_bytes += record.send(encode(news), _now_s())
+
+    def set_code(self, code: PolicyCode) -> None:
+        """Make another policy the newest."""
+        with self._socket.here():
+            self.versions.set_code(code)
+
+    def publish(self, weights: Mapping[str, Array]) -> bool:
+        """Make these weights the newest version. Returns whether they differ from the last ones."""
+        with self._socket.here():
+            return self.versions.publish(weights)
+
+    def count_measurement(self, seconds: float) -> None:
+        """Count a measurement of divergences that took this many seconds."""
+        self._num_measurements += 1
+        self._measure_s += seconds
 
     @property
     def is_in_use_here(self) -> bool:
-        """Is this thread in the middle of using it?"""
+        """Whether this thread is in the middle of using the head."""
         return self._socket.is_in_use_here
 
     @property
     def has_open_orders(self) -> bool:
-        """Some answers are still to come, or to be taken, and somebody waits for them."""
+        """Whether there are answers to come or to be taken."""
         with self._socket.here():
-            return any(desk.answers or desk.orders.is_awaited for desk in self.desks)
+            return self.fleet.has_open_orders
 
     def cancel_open(self) -> None:
-        """Nobody waits for the open orders any more; answers that are there are thrown away."""
+        """Cancel all open orders, and drop the answers that were not taken."""
         with self._socket.here():
-            for desk in self.desks:
-                desk.answers.clear()
-                through = desk.orders.cancel_open()
-                if through is not None and desk.is_ready and desk.member is not None:
-                    self.roster.send(desk.member, encode(Cancel(through=through)))
+            for record in self.fleet:
+                record.answers.clear()
+                through = record.orders.cancel_open()
+                if through is not None and record.is_ready:
+                    record.send(encode(Cancel(through=through)), _now_s())
 
-    def ended(self, worker: int, process_detail: str, is_unreachable: bool = False) -> None:
-        """The launcher says that the worker's process has ended, or that its host could not be reached."""
-        with self._socket.aside():
-            self.roster.ended(worker, process_detail, _now_s(), is_unreachable)
-
-    def still_pending(self, worker: int) -> None:
-        """The launcher says that a worker still waits for resources: its time to join has not begun."""
-        with self._socket.aside():
-            self.roster.still_pending(worker, _now_s())
-
-    def refused(self, worker: int, why: str) -> None:
-        """The launcher says that its engine will not run a worker."""
-        with self._socket.aside():
-            self.roster.refused(worker, why)
-
-    def revived(self, worker: int, num_processes: int, problem: str) -> None:
-        """The launcher says that its engine has replaced so many more processes of a worker by itself."""
-        with self._socket.aside():
-            self.roster.revived(worker, num_processes, problem)
-
-    def take_due(self) -> list[tuple[int, bool]]:
-        """Workers to be started now; True: it runs, but did not join in time."""
-        with self._socket.aside():
-            return self.roster.take_due(_now_s())
-
-    def left_to_engine(self, worker: int) -> None:
-        """A worker that was due is left to the launcher's engine."""
-        with self._socket.aside():
-            self.roster.restarts.left_to_engine(worker)
-
-    def not_started(self, worker: int, why: str) -> None:
-        """The launcher could not start a worker just now."""
-        with self._socket.aside():
-            self.roster.not_started(worker, why, _now_s())
+    def refuse_answer(self, worker: int, detail: str) -> None:
+        """Count an answer that was accepted, and turned out to be of no use."""
+        with self._socket.here():
+            member = self.fleet[worker].member
+            self._refuse("malformed", b"" if member is None else member.process, f"{member}: {detail}")
 
     def resize(self, config: HeadConfig, attributes: Mapping[str, Any]) -> None:
-        """More workers, or fewer, from now on. `attributes` of all envs are set in those of new workers, too."""
+        """Have more workers, or fewer. `attributes` of all envs are set in those of new workers, too."""
         with self._socket.here():
-            for desk in self.roster.resize(config, _now_s()):
-                desk.attributes.update(attributes)
+            self.fleet.resize(config, attributes, _now_s())
 
     def stats(self) -> RunStats:
         """The counters at this moment."""
         with self._socket.here():
-            refused = dict(self.num_refused)
+            refused = dict(self._num_refused)
             if self._socket.num_strangers:
                 refused["strangers without the key"] = self._socket.num_strangers
-            workers = [desk.stats(w, self.roster.restarts.posts[w]) for w, desk in enumerate(self.desks)]
-            return RunStats(tuple(workers), self.versions.version, refused, self.num_measurements, self.measure_s)
+            workers = tuple(record.stats() for record in self.fleet)
+            return RunStats(workers, self.versions.version, refused, self._num_measurements, self._measure_s)
 
     def tell_all_to_stop(self, why: str) -> None:
-        """The run is over."""
+        """Tell all workers that the run is over."""
         with self._socket.here():
-            self.roster.is_stopping = True
-            for member in self.roster.members:
-                self.roster.send(member, encode(Stop(why=why)))
+            self.fleet.is_stopping = True
+            for record in self.fleet.present:
+                record.send(encode(Stop(why=why)), _now_s())
 
     def close(self) -> None:
         """Close sockets and end the thread. In a fork of the owner: nothing, they are not its own."""
         if os.getpid() == self._owner_pid:
             self._socket.close()
 
+    # -- for the launcher's monitor --
+
+    def reported(self, worker: int, status: WorkerStatus) -> None:
+        """The launcher says how a worker's process is."""
+        if self.fleet.is_news(worker, status):
+            with self._socket.aside():
+                self.fleet.reported(worker, status, _now_s())
+
+    def take_due(self) -> list[DueWorker]:
+        """The workers to start now."""
+        with self._socket.aside():
+            return self.fleet.take_due(_now_s())
+
+    def left_to_engine(self, worker: int) -> None:
+        """A worker that was due is left to the launcher's engine."""
+        with self._socket.aside():
+            self.fleet[worker].restarts.left_to_engine()
+
+    def not_started(self, worker: int, why: str) -> None:
+        """The launcher could not start a worker now."""
+        with self._socket.aside():
+            self.fleet.not_started(worker, why, _now_s())
+
     # -- what the socket calls --
 
     def tick(self, now_s: float) -> None:
-        """Time has passed."""
-        self.roster.look_after(now_s)
+        """Do what is due."""
+        self.fleet.tick(now_s)
 
     def connected(self, process: bytes) -> None:
         """A process has a new connection."""
-        self.roster.connected(process)
+        self.fleet.connected(process, _now_s())
 
     def receive(self, process: bytes, frames: list[Any]) -> None:
-        """Whatever came, from whomever."""
+        """Take a message of any process, well-formed or not."""
         if len(process) != PROCESS_NAME_BYTES:
             return self._refuse("malformed", process[:PROCESS_NAME_BYTES], "the sender has no name of its own")
         try:
@@ -236,27 +238,29 @@ class Head:
             return self._refuse("malformed", process, str(error))
         now_s = _now_s()
         if isinstance(message, Join):
-            return self.roster.join(process, message, now_s)
-        member = self.roster.heard_from(process, now_s)
-        if member is None:
-            if self.roster.was_member(process):  # it may not have heard yet that it is none any more
-                self.num_refused["from a former member"] += 1
+            return self.fleet.join(process, message, now_s)
+        record = self.fleet.heard_from(process, now_s)
+        if record is None:
+            if self.fleet.was_member(process):  # it may not have heard yet that it is none any more
+                self._num_refused["from a former member"] += 1
             else:
                 self._refuse("from no member", process, f"{type(message).__name__} of a process that is no member")
             self._socket.send(process, encode(Refused(why="you are no member of this run, or no longer")))
             return None
         if isinstance(message, AboutChunks):
-            self._take_chunk(member, message, arrays, now_s)
+            self._take_chunk(record, process, message, arrays, now_s)
         else:
-            self._react(member, frames, message, arrays)
+            self._react(record, frames, message, arrays)
 
-    def _take_chunk(self, member: Member, chunk: AboutChunks, arrays: Arrays, now_s: float) -> None:
+    def _take_chunk(
+        self, record: WorkerRecord, process: bytes, chunk: AboutChunks, arrays: Arrays, now_s: float
+    ) -> None:
         try:
-            frames = self.desks[member.worker].transfers.take(chunk, arrays, now_s)
+            frames = record.transfers.take(chunk, arrays, now_s)
         except BadMessage as error:
-            self._refuse("malformed", member.process, f"{member}: {error}")
-            return self.roster.talks_nonsense(member, f"what it sends cannot be put together: {error}", now_s)
-        self.roster.send_chunks(member)
+            self._refuse("malformed", process, f"{record}: {error}")
+            return self.fleet.dismiss(record, f"what it sends cannot be put together: {error}", now_s)
+        record.send_chunks(now_s)
         if frames is None:
             return None
         try:
@@ -264,38 +268,37 @@ class Head:
             if not isinstance(message, tuple(self._reactions)):
                 raise BadMessage(f"{type(message).__name__} does not travel in chunks")
         except BadMessage as error:
-            return self._refuse("malformed", member.process, f"{member}: {error}")
-        self._react(member, frames, message, arrays)
+            return self._refuse("malformed", process, f"{record}: {error}")
+        self._react(record, frames, message, arrays)
 
-    def _react(self, member: Member, frames: Sequence[Any], message: Any, arrays: Arrays) -> None:
-        desk = self.desks[member.worker]
+    def _react(self, record: WorkerRecord, frames: Sequence[Any], message: Any, arrays: Arrays) -> None:
         if isinstance(message, RolloutReady | RowsReady):
-            desk.rollout_bytes += sum(frame.nbytes for frame in frames)
-        self._reactions[type(message)](member, desk, message, arrays)
+            record.rollout_bytes += sum(frame.nbytes for frame in frames)
+        self._reactions[type(message)](record, message, arrays)
 
     # -- messages of workers --
 
-    def _answer(self, member: Member, desk: Desk, message: Any, arrays: Arrays) -> None:
-        verdict = desk.orders.judge(message.order)
+    def _answer(self, record: WorkerRecord, message: Any, arrays: Arrays) -> None:
+        member, form = record.member, self.fleet.form
+        assert member is not None and form is not None  # it has been given orders, so it has been ready
+        verdict = record.orders.judge(message.order)
         if verdict not in (Verdict.ACCEPTED, Verdict.CANCELLED):
             return self._refuse(f"answers {verdict.value}", member.process, f"{member}: answer to {message.order}")
-        assert self.roster.form is not None  # it has been given orders, so it has been ready
         try:
-            result: Result = desk.checked(message, arrays, member.worker, self.roster.form, self.versions.version)
+            result: Result = record.checked(message, arrays, form, self.versions.version)
         except BadMessage as error:
             self._refuse("malformed", member.process, f"{member}: {error}")
-            # Its next try would be no better: whoever waits for it must hear of it.
+            # Its next attempt would be no better: the caller that waits for it must hear of it.
             line = f"its answer is malformed: {error}"
             result = OrderFailed(order=message.order, kind="order", error=line, traceback="")
-        self.roster.restarts.worked(member.worker)
         self._num_arrivals += 1
-        is_wanted = verdict is Verdict.ACCEPTED
-        desk.accept(message, result, is_wanted, member, self._num_arrivals, _now_s())
+        record.accept(message, result, verdict is Verdict.ACCEPTED, self._num_arrivals, _now_s())
         if isinstance(result, Rows | Collected) and result.suspects:
-            self._warn_of(result.suspects, member, self.roster.form.num_envs)
+            self._warn_of(result.suspects, record, form.num_envs)
 
-    def _warn_of(self, suspects: SuspectRows, member: Member, num_envs: int) -> None:
-        """Once of each kind in a run: envs that do so do it often."""
+    def _warn_of(self, suspects: SuspectRows, record: WorkerRecord, num_envs: int) -> None:
+        """Log each kind once in a run: envs that return such rows do it often."""
+        worker = record.worker
         for what, env, counter in (
             ("NaN in its observation or reward", suspects.nan_env, "num_nan_rows"),
             ("an observation outside its space", suspects.out_of_bounds_env, "num_out_of_bounds_rows"),
@@ -303,44 +306,39 @@ class Head:
             if env is not None and what not in self._warned_of:
                 self._warned_of.add(what)
                 text = "env %d of %s gave %s. Such rows are passed on, and counted in stats().workers[%d].%s"
-                logger.warning(text, member.worker * num_envs + env, member, what, member.worker, counter)
+                logger.warning(text, worker * num_envs + env, record, what, worker, counter)
 
-    def refuse_answer(self, worker: int, detail: str) -> None:
-        """Count an answer that was accepted, and turned out to be of no use."""
-        with self._socket.here():
-            member = self.desks[worker].member
-            self._refuse("malformed", b"" if member is None else member.process, f"{member}: {detail}")
+    def _heartbeat(self, record: WorkerRecord, message: Heartbeat, arrays: Arrays) -> None:
+        now_s = _now_s()
+        record.worker_resent_bytes = message.resent_bytes
+        record.send_alive(now_s)
+        if record.is_ready:
+            for order in record.orders.overdue(message.received, now_s, self._resend_s):
+                record.resent_bytes += record.send_order(order, now_s)
 
-    def _heartbeat(self, member: Member, desk: Desk, message: Heartbeat, arrays: Arrays) -> None:
-        desk.worker_resent_bytes = message.resent_bytes
-        self.roster.send_alive(member)
-        if desk.is_ready:
-            for order in desk.orders.overdue(message.received, _now_s(), self._resend_s):
-                desk.resent_bytes += self.roster.send_order(member, order)
+    def _ready(self, record: WorkerRecord, message: Ready, arrays: Arrays) -> None:
+        self.fleet.ready(record, message, arrays, _now_s())
 
-    def _ready(self, member: Member, desk: Desk, message: Ready, arrays: Arrays) -> None:
-        self.roster.ready(member, message, arrays, _now_s())
+    def _not_ready(self, record: WorkerRecord, message: NotReady, arrays: Arrays) -> None:
+        self.fleet.not_ready(record, message, _now_s())
 
-    def _not_ready(self, member: Member, desk: Desk, message: NotReady, arrays: Arrays) -> None:
-        self.roster.not_ready(member, message, _now_s())
+    def _leaving(self, record: WorkerRecord, message: Leaving, arrays: Arrays) -> None:
+        self.fleet.leaving(record, message, _now_s())
 
-    def _leaving(self, member: Member, desk: Desk, message: Leaving, arrays: Arrays) -> None:
-        self.roster.leaving(member, message, _now_s())
-
-    def _pull_code(self, member: Member, desk: Desk, message: PullCode, arrays: Arrays) -> None:
+    def _pull_code(self, record: WorkerRecord, message: PullCode, arrays: Arrays) -> None:
         frames = self.versions.code_frames()
-        if frames is not None and not desk.transfers.is_sending(frames):  # it was asked again before it can have come
-            desk.code_bytes += self.roster.send(member, frames)
+        if frames is not None and not record.transfers.is_sending(frames):  # it has asked twice
+            record.code_bytes += record.send(frames, _now_s())
 
-    def _pull_weights(self, member: Member, desk: Desk, message: PullWeights, arrays: Arrays) -> None:
+    def _pull_weights(self, record: WorkerRecord, message: PullWeights, arrays: Arrays) -> None:
         frames = self.versions.weight_frames()
-        if frames is not None and not desk.transfers.is_sending(frames):
-            desk.num_pulls += 1
-            desk.weight_bytes += self.roster.send(member, frames)
+        if frames is not None and not record.transfers.is_sending(frames):
+            record.num_pulls += 1
+            record.weight_bytes += record.send(frames, _now_s())
 
     def _refuse(self, reason: str, process: bytes, detail: str) -> None:
-        self.num_refused[reason] += 1
-        level = logging.WARNING if self.num_refused[reason] == 1 else logging.DEBUG
+        self._num_refused[reason] += 1
+        level = logging.WARNING if self._num_refused[reason] == 1 else logging.DEBUG
         logger.log(level, "a message was dropped (%s): %s; from %s", reason, detail, process.hex())
 
 

@@ -6,7 +6,6 @@ import logging
 import time
 from typing import Any
 
-from envfleet.cluster.head.desk import Desk
 from envfleet.cluster.head.divergence import (
     Probes,
     ShownForm,
@@ -18,6 +17,7 @@ from envfleet.cluster.head.divergence import (
     probes_of,
 )
 from envfleet.cluster.head.head import Head
+from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.sync import Measurement, SyncRule
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm
 from envfleet.contract.errors import UsageError, WorkerFailed
@@ -32,11 +32,12 @@ MANY_AGENTS = 3
 
 
 class Learner:
-    """Whatever the caller last called its agent."""
+    """The agent that the caller published last."""
 
     def __init__(self, head: Head, form: RolloutForm, sync: SyncRule) -> None:
-        """There is no agent yet."""
         self._head = head
+        self._fleet = head.fleet
+        self._versions = head.versions
         self._form = form
         self._sync = sync
         self._agent: Any = None
@@ -60,10 +61,10 @@ class Learner:
         if head.publish(weights_of(agent)) and head.has_open_orders:
             self.measure()
             head.announce()
-        return head.versions.version
+        return self._versions.version
 
     def _set_code(self, code: PolicyCode) -> None:
-        newest = self._head.versions.version
+        newest = self._versions.version
         self._num_short_lived = self._num_short_lived + 1 if newest and newest == self._first_version else 0
         if self._num_short_lived == MANY_AGENTS:
             logger.warning(
@@ -74,39 +75,44 @@ class Learner:
         self._code, self._first_version = code, newest + 1
 
     def measure(self) -> None:
-        """How far each worker's policy is from the version that was published last."""
-        newest, due = self._head.versions.version, []
-        for worker, desk in enumerate(self._head.desks):
-            if desk.probes is None or not self._first_version <= desk.probes.version < newest:
+        """Measure how far the workers' policies are from the version that was published last."""
+        newest, due = self._versions.version, []
+        for record in self._fleet:
+            probes = record.probes
+            if probes is None or not self._first_version <= probes.version < newest:
                 continue
-            if self._sync.should_measure(newest, desk.probes.version, desk.measured):
-                due.append((worker, desk, desk.probes))
-            elif desk.measured.version == desk.probes.version:
-                self._warn_if_late(worker, newest, desk.measured)
+            if self._sync.should_measure(newest, probes.version, record.measured):
+                due.append((record, probes))
+            elif record.measured.version == probes.version:
+                self._warn_if_late(record, newest)
         if not due:
             return
         started_s = time.perf_counter()
         found = self._measured(due)
-        for (worker, desk, probes), divergence in zip(due, found, strict=True):
-            desk.measured = Measurement(divergence, probes.version, newest)
-            self._warn_if_late(worker, newest, desk.measured)
-        self._head.measure_s += time.perf_counter() - started_s
-        self._head.num_measurements += 1
+        for (record, probes), divergence in zip(due, found, strict=True):
+            record.measured = Measurement(divergence, probes.version, newest)
+            self._warn_if_late(record, newest)
+        self._head.count_measurement(time.perf_counter() - started_s)
 
-    def _measured(self, due: list[tuple[int, Desk, Probes]]) -> list[float]:
+    def _measured(self, due: list[tuple[WorkerRecord, Probes]]) -> list[float]:
         try:
             return measured(self._present_policy(), [probes for *_, probes in due], self._form.obs, self._form.actions)
         except UsageError:
             raise  # as long as the policy is what it is
         except BaseException:
-            for _, desk, _ in due:  # or the same rows would fail again, for ever
-                desk.probes = None
+            for record, _ in due:  # or the same rows would fail again with every measurement
+                record.probes = None
             raise
 
     def keep_probes(self, parts: list[Collected], rollout: Rollout) -> None:
-        """Of each worker's rollout, now side by side in this one.
+        """Keep the rows of each worker's rollout on which its divergence will be measured.
 
-        Raises WorkerFailed for one whose policy shows something else of itself than the learner's: they are not alike.
+        Args:
+            parts: The rollouts of single workers.
+            rollout: All of them, side by side.
+
+        Raises:
+            WorkerFailed: A worker's policy has another distribution or state than the learner's.
         """
         num_probes, num_envs = self._sync.num_probes, self._form.num_envs
         if not num_probes:
@@ -116,7 +122,7 @@ class Learner:
         self._has_probabilities |= any(map(has_probabilities, own_parts))
         for position, part in enumerate(parts):
             own = slice(position * num_envs, (position + 1) * num_envs)
-            desk = self._head.desks[part.worker]
+            record = self._fleet[part.worker]
             new = probes_of(
                 part,
                 [leaf[:, own] for leaf in obs],
@@ -126,10 +132,10 @@ class Learner:
             )
             if part.version >= self._first_version:
                 self._require_alike(new, part)
-            desk.probes = added(desk.probes, new, num_probes)
+            record.probes = added(record.probes, new, num_probes)
 
     def _require_alike(self, probes: Probes, part: Collected) -> None:
-        """What could not be compared would make every later measurement fail."""
+        """Refuse probes that cannot be compared: every later measurement would fail."""
         if self._shown_form is None:
             num_rows = len(probes.actions[0])
             self._shown_form = form_of(self._present_policy(), self._form.obs.unflatten(list(probes.obs)), num_rows)
@@ -138,7 +144,7 @@ class Learner:
             problem = "it has neither log_probs nor a distribution, which others of this policy have"
         if problem is not None:
             self._head.refuse_answer(part.worker, problem)
-            raise WorkerFailed(f"{self._head.roster.name_of(part.worker)}: its answer is malformed: {problem}")
+            raise WorkerFailed(f"{self._fleet[part.worker]}: its answer is malformed: {problem}")
 
     def _present_policy(self) -> Policy:
         """The learner's own policy, which shares its weights with the agent."""
@@ -148,11 +154,11 @@ class Learner:
             self._policy.set_weights(weights_of(self._agent))  # it was built here, and shares nothing
         return self._policy
 
-    def _warn_if_late(self, worker: int, newest: int, measured: Measurement) -> None:
+    def _warn_if_late(self, record: WorkerRecord, newest: int) -> None:
         if self._has_warned:
             return
-        name, lag = self._head.roster.name_of(worker), newest - measured.version
-        warning = self._sync.warning(name, lag, measured.divergence)
+        measured = record.measured
+        warning = self._sync.warning(str(record), newest - measured.version, measured.divergence)
         if warning is not None:
             self._has_warned = True
             logger.warning("%s", warning)

@@ -1,4 +1,4 @@
-"""Membership: which workers are there, which are lost. Pure: the caller brings the clock and does the talking."""
+"""Membership: which process is which worker, and which are lost. Pure: time is an argument, nothing is sent."""
 
 from __future__ import annotations
 
@@ -20,31 +20,36 @@ class Member:
     host: str
     pid: int
     heard_s: float
-    gone_s: float | None = None  # its connection was found closed then, and it was not heard of since
+    gone_s: float | None = None  # when its connection was found closed; it was not heard of since
+
+    def connection_closed(self, now_s: float) -> None:
+        """A message could not be sent to it: its connection is closed."""
+        if self.gone_s is None:
+            self.gone_s = now_s
 
     def __str__(self) -> str:
-        """How errors and logs name it."""
+        """Its name in errors and logs."""
         return f"worker {self.worker} (host {self.host}, pid {self.pid})"
 
 
 @dataclass(slots=True)
 class Membership:
-    """Who takes part. Slow is not dead: a worker is lost when its connection stays closed, however long it is silent.
+    """The processes that take part. A worker is lost when its connection stays closed, however long it is silent.
 
-    (ZeroMQ's own threads close a connection whose other end does not answer: no env and no GIL can keep them from it.)
+    ZeroMQ's own threads close a connection whose other end does not answer; neither an env nor the GIL can stop them.
     """
 
     num_workers: int
-    reconnect_s: float  # so long may a connection stay closed
+    reconnect_s: float  # the longest time for which a connection may stay closed
     _members: dict[bytes, Member] = field(default_factory=dict)  # by process
     _present: dict[int, Member] = field(default_factory=dict)  # by worker
     _epochs: dict[int, int] = field(default_factory=dict)
     _former: deque[bytes] = field(default_factory=lambda: deque(maxlen=NUM_FORMER_KEPT))
 
     def join(self, worker: int, process: bytes, host: str, pid: int, now_s: float) -> Member | str:
-        """A process asks to be worker `worker`. To ask twice changes nothing. A text says why it is refused.
+        """Admit a process as worker `worker`, or return the reason for refusing it. Asking twice changes nothing.
 
-        The newest process wins: whoever starts workers may believe one dead that still runs, never the other way.
+        The newest process wins: a launcher may take a process that still runs for dead, never the other way round.
         """
         if not 0 <= worker < self.num_workers:
             return f"this run has workers 0 to {self.num_workers - 1}, no worker {worker}"
@@ -69,7 +74,7 @@ class Membership:
         return member
 
     def heard_from(self, process: bytes, now_s: float) -> Member | None:
-        """Something came from a process. None: it is no member, and what it says does not count."""
+        """Note that a message came from a process. None: it is no member, and its message does not count."""
         member = self._members.get(process)
         if member is not None:
             member.heard_s = max(now_s, member.heard_s)
@@ -77,17 +82,17 @@ class Membership:
         return member
 
     def was_member(self, process: bytes) -> bool:
-        """It took part once: it left, was lost or replaced, or was not wanted any more."""
+        """Whether a process was a member once, and left, was lost, replaced or dismissed."""
         return process in self._former
 
     def connection_closed(self, process: bytes, now_s: float) -> None:
-        """A message could not be sent to a process: it has not come back yet."""
+        """A message could not be sent to a process: its connection is closed."""
         member = self._members.get(process)
-        if member is not None and member.gone_s is None:
-            member.gone_s = now_s
+        if member is not None:
+            member.connection_closed(now_s)
 
     def leave(self, process: bytes) -> Member | None:
-        """A process has said goodbye, ended, or been replaced; whatever it still says is not listened to."""
+        """A process has left, ended, or been replaced; messages that it still sends do not count."""
         member = self._members.pop(process, None)
         if member is not None:
             self._former.append(process)
@@ -106,14 +111,14 @@ class Membership:
         return lost
 
     def member(self, process: bytes) -> Member | None:
-        """Who a process is; None: it is no member."""
+        """The member that is this process; None: there is none."""
         return self._members.get(process)
 
     def worker(self, worker: int) -> Member | None:
-        """Who is worker `worker` at present."""
+        """The process that is worker `worker` at present; None: there is none."""
         return self._present.get(worker)
 
     @property
     def members(self) -> list[Member]:
-        """Those who are there, in the order of workers."""
+        """All members, in the order of workers."""
         return [self._present[worker] for worker in sorted(self._present)]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 
-from envfleet.cluster.head.connections import Connections
+from envfleet.cluster.head.connections import Connections, Delivery
 from envfleet.cluster.head.handshake_limits import HandshakeLimits
 from envfleet.cluster.wire.messages import PROCESS_NAME_BYTES
 from envfleet.cluster.wire.sockets import Authenticator, RunKeys, has_message, open_router, recv_frames, send_frames
@@ -135,21 +135,21 @@ class HeadSocket:
             with self._lock:
                 self._num_waiting -= 1
 
-    def send(self, process: bytes, frames: list[Any]) -> bool | None:
-        """Holds the lock. False: it could not be sent now; None: the connection is closed."""
+    def send(self, process: bytes, frames: list[Any]) -> Delivery:
+        """Send a message to a process; the caller holds the lock."""
         connection = self._connections.newest(process)
         if connection is None:
-            return None
+            return Delivery.CLOSED
         try:
             send_frames(self._router, [connection, *frames])
         except zmq.Again:
-            return False
+            return Delivery.NOT_NOW
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 self._connections.closed(connection)
-                return None
+                return Delivery.CLOSED
             raise
-        return True
+        return Delivery.SENT
 
     def close(self) -> None:
         """End the thread and close the sockets."""

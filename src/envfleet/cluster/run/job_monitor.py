@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from envfleet.cluster.head.fleet import DueWorker
 from envfleet.cluster.head.head import Head
 from envfleet.contract.errors import ClusterTimeout, EnvFleetError, PoolClosed
-from envfleet.launchers.launcher import Job, WorkerState, WorkerStatus
+from envfleet.launchers.launcher import Job
 
 logger = logging.getLogger("envfleet.cluster")
 
@@ -28,12 +29,10 @@ class JobMonitor:
     """
 
     def __init__(self, head: Head, job: Job, num_workers: int) -> None:
-        """Begin."""
         self._head = head
         self._job = job
         self._lock = threading.RLock()  # guards the job; always taken before the head's own
         self._num_workers = num_workers
-        self._statuses: dict[int, WorkerStatus] = {}
         self._failures: deque[str] = deque(maxlen=16)  # the last ones, which were logged
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envfleet-monitor", daemon=True)
@@ -57,10 +56,6 @@ class JobMonitor:
         finally:
             if is_ours:
                 self._lock.release()
-
-    def status(self, worker: int) -> WorkerStatus:
-        """What the launcher said last."""
-        return self._statuses.get(worker, WorkerStatus(WorkerState.RUNNING, "the launcher has not said how it is"))
 
     def log(self, worker: int) -> str:
         """The end of what a worker has printed. Whoever asks has an error to tell: he does not wait for it."""
@@ -92,8 +87,6 @@ class JobMonitor:
         with self._lock:
             self._job.resize(num_workers)
             self._num_workers = num_workers
-            for worker in [worker for worker in self._statuses if worker >= num_workers]:
-                del self._statuses[worker]
 
     def _run(self) -> None:
         while not self._is_closing.wait(LOOK_S):
@@ -114,28 +107,17 @@ class JobMonitor:
             self._failures.append(repr(error))
 
     def _look_at(self, worker: int) -> None:
-        before = self._statuses.get(worker)
-        status = self._statuses[worker] = self._job.status(worker)
-        num_new = 0 if before is None else status.num_failures - before.num_failures  # a job may count from 0 again
-        if num_new > 0:
-            self._head.revived(worker, num_new, status.detail)
-        if status.state is WorkerState.ENDED:
-            self._head.ended(worker, status.detail, status.is_unreachable)
-        elif status.state is WorkerState.PENDING:
-            self._head.still_pending(worker)
-        elif status.state is WorkerState.REFUSED:
-            self._head.refused(worker, status.detail)
+        self._head.reported(worker, self._job.status(worker))
 
     def _start_those_due(self) -> None:
-        for worker, is_late in self._head.take_due():
-            if worker < self._num_workers and not self._is_closing.is_set():
-                self._start_again(worker, is_late)
+        for due in self._head.take_due():
+            if due.worker < self._num_workers and not self._is_closing.is_set():
+                self._start_again(due)
 
-    def _start_again(self, worker: int, is_late: bool) -> None:
-        is_alive = self.status(worker).state in (WorkerState.PENDING, WorkerState.RUNNING)
-        if self._job.revives and is_alive and not is_late:
-            return self._head.left_to_engine(worker)
+    def _start_again(self, due: DueWorker) -> None:
+        if self._job.revives and due.is_alive and not due.is_late:
+            return self._head.left_to_engine(due.worker)
         try:
-            self._job.restart(worker)
+            self._job.restart(due.worker)
         except EnvFleetError as error:
-            self._head.not_started(worker, str(error))
+            self._head.not_started(due.worker, str(error))

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from envfleet.cluster.head.answers import PendingAnswers, errors_of
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.head import Head
-from envfleet.cluster.head.pending_answers import PendingAnswers, errors_of
-from envfleet.cluster.head.restarts import Stage
+from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.run.addressing import advertised_address, listening_address
 from envfleet.cluster.run.job_monitor import JobMonitor
 from envfleet.cluster.run.progress import Progress
@@ -26,11 +26,10 @@ from envfleet.cluster.wire.rollouts import RolloutForm
 from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.errors import ClusterTimeout, JoinTimeout, WorkerFailed, WorkerLost
 from envfleet.contract.worker_environment import KEYS_VARIABLE
-from envfleet.launchers.launcher import Launcher, WorkerJob, WorkerState
+from envfleet.launchers.launcher import Launcher, WorkerJob
 
 logger = logging.getLogger("envfleet.cluster")
 
-MOST_FAILURES_AT_START = 3
 LEAVE_GRACE_S = 5.0
 TELL_EVERY_S = 0.5
 
@@ -74,6 +73,7 @@ class Run:
             address = listening_address(config.address, head_address, launcher, self._folder)
             keys = RunKeys.make() if address.startswith("tcp://") else None
             self.head = Head(config, address, keys)
+            self._fleet = self.head.fleet
             undo.callback(self.head.close)
             self.head.start()
             self._found_at = advertised_address(head_address, self.head.address, launcher)
@@ -137,7 +137,7 @@ class Run:
         num_wanted = self.num_workers if num_wanted is None else min(num_wanted, self.num_workers)
 
         def is_ready() -> bool:
-            if self._num_ready >= num_wanted:
+            if self._fleet.num_ready >= num_wanted:
                 return True
             self._raise_if_hopeless(self.num_workers - num_wanted)
             return False
@@ -149,11 +149,11 @@ class Run:
             while not self.head.wait(is_ready, min(TELL_EVERY_S, timeout_s - starting_s)):
                 if most_s is not None and time.monotonic() - begun_s >= most_s:
                     self._raise_join_timeout(f"in {most_s:g} s")
-                missing = [worker for worker, desk in enumerate(self.head.desks) if not desk.is_ready]
-                pending = [w for w in missing if self._monitor.status(w).state is WorkerState.PENDING]
+                missing = self._fleet.missing
+                pending = [record for record in missing if record.is_pending]
                 if pending:
                     queueing_s += TELL_EVERY_S
-                elif time.monotonic() - self._last_progress_s(missing) > TELL_EVERY_S:
+                elif time.monotonic() - self._fleet.last_progress_s(record.worker for record in missing) > TELL_EVERY_S:
                     starting_s += TELL_EVERY_S
                 self._show(progress, pending)
                 if self._queue_timeout_s is not None and queueing_s > self._queue_timeout_s:
@@ -162,39 +162,35 @@ class Run:
                     self._raise_join_timeout(f"in {timeout_s:g} s")
         finally:
             progress.close()
-        assert self.head.roster.form is not None
-        return self.head.roster.form
+        assert self._fleet.form is not None
+        return self._fleet.form
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the envs, known once a worker is ready."""
+        return self._fleet.metadata
 
     def _raise_if_hopeless(self, num_spare: int) -> None:
-        posts, desks = self.head.roster.restarts.posts, self.head.desks
-        unbuilt = [desk for desk in desks if desk.not_ready is not None]
+        unbuilt = [record for record in self._fleet if record.not_ready is not None]
         if len(unbuilt) > num_spare and (failed := unbuilt[0].not_ready) is not None:
             text = f"{failed.error}\n\n{failed.traceback}"
             raise WorkerFailed(f"{unbuilt[0].member} cannot build its pool: {text}")
-        hopeless = [
-            worker
-            for worker, (post, desk) in enumerate(zip(posts, desks, strict=True))
-            if not desk.is_ready and (post.stage is Stage.GIVEN_UP or post.num_losses >= MOST_FAILURES_AT_START)
-        ]
+        hopeless = [record for record in self._fleet if record.is_hopeless_at_start]
         if len(hopeless) > num_spare:
-            worker = hopeless[0]
+            worker, problem = hopeless[0].worker, hopeless[0].restarts.problem
             where = f" (it looked for the head at {self._found_at})"
-            raise WorkerLost(f"worker {worker} does not start: {posts[worker].problem}{where}{self._log(worker)}")
+            raise WorkerLost(f"worker {worker} does not start: {problem}{where}{self._log(worker)}")
 
-    @property
-    def _num_ready(self) -> int:
-        return sum(desk.is_ready for desk in self.head.desks)
-
-    def _show(self, progress: Progress, pending: list[int]) -> None:
-        text = f"{self._num_ready} of {self.num_workers} workers are ready"
+    def _show(self, progress: Progress, pending: list[WorkerRecord]) -> None:
+        text = f"{self._fleet.num_ready} of {self.num_workers} workers are ready"
         if pending:
-            detail = self._monitor.status(pending[0]).detail.partition("\n")[0]
-            text += f", {len(pending)} pending: worker {pending[0]}: {detail}"
+            detail = pending[0].status.detail.partition("\n")[0]
+            text += f", {len(pending)} pending: worker {pending[0].worker}: {detail}"
         progress.show(text, is_news=bool(pending))
 
     def _raise_join_timeout(self, when: str) -> None:
-        num_joined = sum(desk.member is not None for desk in self.head.desks)
-        missing = "; ".join(self._about(w) for w, desk in enumerate(self.head.desks) if not desk.is_ready)
+        num_joined = sum(record.member is not None for record in self._fleet)
+        missing = "; ".join(map(self._about, self._fleet.missing))
         raise JoinTimeout(
             f"{num_joined} of {self.num_workers} workers joined {when}, and not all of them are ready: {missing}. "
             f"They look for the head at {self._found_at}"
@@ -229,22 +225,24 @@ class Run:
             workers: Whose answers.
             if_incomplete: For the error of a worker that could not carry out its order: what becomes of the call.
         """
-        answers = [self.head.desks[worker].answers.popleft() for worker in workers]
+        answers = self._fleet.take_answers(workers)
         errors = [
             error
             # First those without a result: nothing will be returned, and the caller hears one error only.
             for answer in sorted(answers, key=lambda each: not isinstance(each.result, OrderFailed))
             for error in errors_of(
-                answer, self.num_envs_per_worker, self.problem, self._raises_env_errors, if_incomplete
+                answer,
+                self.num_envs_per_worker,
+                self._fleet[answer.member.worker].problem,
+                self._raises_env_errors,
+                if_incomplete,
             )
         ]
         return PendingAnswers(answers, errors)
 
     def first_ready(self, workers: Iterable[int]) -> list[int]:
         """Those of these workers whose answers are there, in the order in which they came."""
-        desks = self.head.desks
-        ready = [worker for worker in workers if desks[worker].answers]
-        return sorted(ready, key=lambda worker: desks[worker].answers[0].arrival)
+        return self._fleet.answered(workers)
 
     def wait_for_answers(self, workers: Collection[int], timeout_s: float, then: str) -> None:
         """Until each of these workers has answered. `then` is what the caller can do after ClusterTimeout."""
@@ -252,10 +250,9 @@ class Run:
 
     def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float, then: str) -> None:
         """Until `num_workers` of these workers have answered."""
-        desks = self.head.desks
 
         def is_done() -> bool:
-            num_answered = sum(1 for worker in workers if desks[worker].answers)
+            num_answered = sum(1 for worker in workers if self._fleet[worker].answers)
             if num_answered < num_workers:
                 self._raise_if_given_up(workers, len(workers) - num_workers)
             return num_answered >= num_workers
@@ -267,44 +264,27 @@ class Run:
         workers = range(self.num_workers)
 
         def is_done() -> bool:
-            if any(desk.answers for desk in self.head.desks):
+            if any(record.answers for record in self._fleet):
                 return True
             self._raise_if_given_up(workers, self.num_workers - 1)
             return False
 
         self._wait(is_done, workers, timeout_s, then)
 
-    def problem(self, worker: int) -> str:
-        """Which process of a worker was lost last, and why."""
-        return self.head.desks[worker].problem
-
     def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float, then: str) -> None:
         """Time in which an answer, or what a worker needs for it, comes on in chunks does not count."""
-        if not self.head.wait(is_done, timeout_s, lambda: self._last_progress_s(workers)):
-            late = "; ".join(self._about(worker) for worker in workers if not self.head.desks[worker].answers)
+        if not self.head.wait(is_done, timeout_s, lambda: self._fleet.last_progress_s(workers)):
+            late = "; ".join(self._about(self._fleet[worker]) for worker in workers if not self._fleet[worker].answers)
             raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}.\n{then}")
 
-    def _last_progress_s(self, workers: Collection[int]) -> float:
-        """When a chunk of a large message to or from one of these workers last arrived."""
-        return max((self.head.desks[worker].transfers.progress_s for worker in workers), default=0.0)
-
     def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
-        posts, desks = self.head.roster.restarts.posts, self.head.desks
-        gone = [w for w in workers if posts[w].stage is Stage.GIVEN_UP and not desks[w].answers]
+        gone = [self._fleet[worker] for worker in workers if self._fleet[worker].is_given_up]
         if len(gone) > num_spare:
-            lost = "; ".join(f"{self.problem(worker)}{self._log(worker)}" for worker in gone)
+            lost = "; ".join(f"{record.problem}{self._log(record.worker)}" for record in gone)
             raise WorkerLost(f"lost, and not replaced any more (max_worker_restarts, or the launcher refuses): {lost}")
 
-    def _about(self, worker: int) -> str:
-        """What is known of a worker that should have answered."""
-        desk, post = self.head.desks[worker], self.head.roster.restarts.posts[worker]
-        name = self.head.roster.name_of(worker)
-        status = self._monitor.status(worker)
-        heard = "" if desk.member is None else f", heard of {time.monotonic() - desk.member.heard_s:.1f} s ago"
-        problem = f", last problem: {post.problem}" if post.problem else ""
-        detail = f" ({status.detail})" if status.detail else ""
-        place = f", log: {self._monitor.log_place(worker)}"
-        return f"{name} is {post.stage.value}{heard}{problem}, its process is {status.state.value}{detail}{place}"
+    def _about(self, record: WorkerRecord) -> str:
+        return record.about(time.monotonic(), self._monitor.log_place(record.worker))
 
     def _log(self, worker: int) -> str:
         log = self._monitor.log(worker).strip()

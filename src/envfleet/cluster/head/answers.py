@@ -1,49 +1,70 @@
-"""PendingAnswers: answers whose errors the caller must hear first. Each error names worker, host, env and cause."""
+"""Answered and PendingAnswers: accepted answers, and the errors in them, which the caller hears first.
+
+Each error names worker, host, env and cause.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from envfleet.cluster.head.desk import Answered
 from envfleet.cluster.head.membership import Member
 from envfleet.cluster.wire.messages import EnvFailure, OrderFailed
 from envfleet.cluster.wire.plain_values import read_plain
+from envfleet.cluster.wire.rollouts import Collected, Rows
 from envfleet.contract import errors
 from envfleet.contract.errors import ChildDied, EnvFailed, PolicyFailed, UsageError, WorkerFailed
 
+Result = Rows | Collected | list[Any] | OrderFailed
+
+
+class Answered(NamedTuple):
+    """An answer that was accepted."""
+
+    order: int
+    result: Result
+    failures: list[EnvFailure]
+    is_after_loss: bool
+    member: Member
+    arrival: int  # counts the answers of all workers in the order in which they were accepted
+
 
 class PendingAnswers:
-    """Answers of some workers. take() raises their errors, one with each call, before it returns them."""
+    """Answers of some workers, with the errors in them. take() raises one error with each call, then returns."""
 
     def __init__(self, answers: list[Answered], errors: Iterable[Exception]) -> None:
-        """`errors` are those of the answers."""
         self._answers = answers
         self._errors = deque(errors)
 
     @property
     def workers(self) -> list[int]:
-        """Whose answers these are."""
+        """The workers whose answers these are."""
         return [each.member.worker for each in self._answers]
 
     @property
     def is_incomplete(self) -> bool:
-        """There is an answer without a result: nothing can be returned."""
+        """Whether an answer has no result, so that nothing can be returned."""
         return any(isinstance(each.result, OrderFailed) for each in self._answers)
 
     def take(self) -> list[Answered]:
-        """The answers, if there is no error left."""
+        """Raise the next error; return the answers if there is none left."""
         if self._errors:
             raise self._errors.popleft()
         return self._answers
 
 
 def errors_of(
-    answer: Answered, num_envs: int, problem: Callable[[int], str], raises_env_errors: bool, if_incomplete: str
+    answer: Answered, num_envs: int, problem: str, raises_env_errors: bool, if_incomplete: str
 ) -> list[Exception]:
     """The exceptions of one worker's answer.
 
-    `problem(worker)` says why it was last lost, `if_incomplete` what becomes of the call if there is no result.
+    Args:
+        answer: The answer.
+        num_envs: The number of envs of each worker.
+        problem: Which process of the worker was lost last, and why.
+        raises_env_errors: Whether envs that were lost with their worker are an error.
+        if_incomplete: What becomes of the call if there is no result; the end of the error text.
     """
     result, member = answer.result, answer.member
     if isinstance(result, OrderFailed):
@@ -53,7 +74,7 @@ def errors_of(
         env_ids = range(member.worker * num_envs, (member.worker + 1) * num_envs)
         return [
             ChildDied(
-                f"lost: {problem(member.worker)}. The episodes of its envs {env_ids.start} to {env_ids.stop - 1} "
+                f"lost: {problem}. The episodes of its envs {env_ids.start} to {env_ids.stop - 1} "
                 f"end here; {member} has taken over",
                 env_id=env_ids.start,
                 env_ids=env_ids,
@@ -89,6 +110,6 @@ def _lines(*parts: str) -> str:
 
 
 def _usage_error(name: str) -> type[UsageError] | None:
-    """The usage error of this name: the call is wrong, and the worker found it out."""
+    """The usage error of this name, which a worker raised because the caller's call is wrong."""
     found = getattr(errors, name, None)
     return found if isinstance(found, type) and issubclass(found, UsageError) else None
