@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.contract.infos import Infos
+
 
 class StepBatch(NamedTuple):
     """One batch of results. Leased from the pool: its memory is reused only when the last array dies.
@@ -20,9 +22,4 @@ class StepBatch(NamedTuple):
     rewards: NDArray[np.float64]  # [B]
     terminated: NDArray[np.bool_]  # [B]
     truncated: NDArray[np.bool_]  # [B]
-    infos: dict[int, dict[str, Any]]  # by row; rows with nothing to say are absent
-    info_columns: dict[str, Any] | None = None  # joined already: `key` and its mask `_key`
-    final_rows: NDArray[np.intp] | None = None  # same-step autoreset: rows whose episode ended here
-    final_obs: Any = None  # tree of [B, *leaf.shape]; only `final_rows` are meaningful
-    final_infos: dict[int, dict[str, Any]] | None = None  # by row
-    final_info_columns: dict[str, Any] | None = None  # joined already
+    infos: Infos  # columns of B rows and their masks, see InfoTable; a dict that belongs to the caller

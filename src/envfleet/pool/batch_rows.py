@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.spaces import SpaceTree
-from envfleet.pool.vector.infos import rows_of
 
-StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Infos]
 
 
 def rows_of_result(tree: SpaceTree, result: StepResult, rows: NDArray[Any]) -> StepResult:
     """The chosen rows, in that order, copied. `tree` is the observation space's."""
     obs, rewards, terminated, truncated, infos = result
-    leaves = [
-        tuple(leaf[row] for row in rows.tolist()) if isinstance(leaf, tuple) else leaf[rows]
-        for leaf in tree.flatten(obs)
-    ]
-    return tree.unflatten(leaves), rewards[rows], terminated[rows], truncated[rows], rows_of(infos, rows)
+    chosen = InfoTable(len(rewards), infos).select(rows)
+    return tree.select(obs, rows), rewards[rows], terminated[rows], truncated[rows], chosen.columns
