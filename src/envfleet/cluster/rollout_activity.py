@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from envfleet.cluster.head.answers import PendingAnswers
 from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import StepResult
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm
+from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.rollout import Rollout
 
 SAME_CALL_GOES_ON = "Nothing is lost: the same call goes on waiting for this rollout"
@@ -78,15 +77,12 @@ class RolloutActivity:
 
     def as_step(self, rollout: Rollout) -> StepResult:
         """A rollout of one step, as step() returns it; what the policy gave is in the info."""
-        info: dict[str, Any] = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
+        info: Infos = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
         info |= {name: _first(values) for name, values in rollout.extras.items()}
         ended = rollout.terminations[0] | rollout.truncations[0]
         if ended.any():
-            final_obs = np.full(len(ended), None, dtype=object)
-            leaves = self._form.obs.flatten(rollout.final_obs)
-            for row, env in enumerate(rollout.final_envs):
-                final_obs[env] = self._form.obs.unflatten([leaf[row] for leaf in leaves])
-            info["final_obs"], info["_final_obs"] = final_obs, ended
+            final_obs = self._form.obs.each_row(rollout.final_obs, range(len(rollout.final_envs)))
+            InfoTable(len(ended), info).add_finals(rollout.final_envs, final_obs)
         return rollout.next_obs, rollout.rewards[0], rollout.terminations[0], rollout.truncations[0], info
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from envfleet.contract.arrays import Array, BoolArray, FloatArray, IntArray, Tree
+from envfleet.contract.infos import Infos
 
 
 class StepBatch(NamedTuple):
@@ -22,9 +20,4 @@ class StepBatch(NamedTuple):
     rewards: FloatArray  # [B]
     terminated: BoolArray  # [B]
     truncated: BoolArray  # [B]
-    infos: dict[int, dict[str, Any]]  # by row; a row without infos has no entry
-    info_columns: dict[str, Any] | None = None  # infos that are arrays already: `key` [B, ...] and its mask `_key` [B]
-    final_rows: NDArray[np.intp] | None = None  # same-step autoreset: rows whose episode ended in this step
-    final_obs: Tree[Array] | None = None  # tree of [B, *leaf.shape]; only `final_rows` are meaningful
-    final_infos: dict[int, dict[str, Any]] | None = None  # by row
-    final_info_columns: dict[str, Any] | None = None  # as info_columns, for the final infos
+    infos: Infos  # columns of B rows and their masks, see InfoTable; a dict that belongs to the caller

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -57,6 +57,20 @@ class SpaceTree:
     def unflatten(self, leaf_values: Sequence[Any]) -> Any:
         """The inverse of `flatten`."""
         return _unflatten(self.space, iter(leaf_values))
+
+    def each_row(self, batch: Any, rows: Iterable[int]) -> list[Any]:
+        """The values of single rows of a batch; arrays are views of it."""
+        columns = self.flatten(batch)
+        return [self.unflatten([column[row] for column in columns]) for row in rows]
+
+    def select(self, batch: Any, rows: np.ndarray[Any, Any]) -> Any:
+        """The batch of these rows, in this order, copied."""
+        return self.unflatten(
+            [
+                tuple(column[row] for row in rows.tolist()) if isinstance(column, tuple) else column[rows]
+                for column in self.flatten(batch)
+            ]
+        )
 
     def empty(self, make_array: Callable[[tuple[int, ...], np.dtype[Any]], Any]) -> Any:
         """A value with arrays from `make_array(shape, dtype)` and None for objects."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from envfleet.contract.episode import Autoreset, Env, Episode, Transition
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+from envfleet.contract.infos import error_info
 from envfleet.contract.results import WrongResult
 
 logger = logging.getLogger("envfleet.pool")
@@ -226,12 +227,12 @@ class GuardedEpisode:
 
     def _ended_by(self, reason: str) -> Transition:
         self._episode.ended = True
-        return self._episode.repeat()._replace(truncated=True, info={"env_error": reason})
+        return self._episode.repeat()._replace(truncated=True, info=error_info(reason))
 
     def _cut_short(self, reason: str) -> Transition:
-        transition = self._episode.cut_short({"env_error": reason})
+        transition = self._episode.cut_short(error_info(reason))
         if transition.has_final:  # the reason is in the final info; `info` is the new episode's
-            transition = transition._replace(info={**transition.info, "env_error": reason})
+            transition = transition._replace(info={**transition.info, **error_info(reason)})
         return transition
 
     def _rebuild_if_needed(self) -> None:

@@ -28,12 +28,12 @@ from envfleet.contract.errors import (
     PoolTimeout,
     UsageError,
 )
+from envfleet.contract.infos import Infos
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
 from envfleet.pool.backend import Backend, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
 from envfleet.pool.batch_rows import StepResult, rows_of_result
-from envfleet.pool.infos import join_infos, object_column
 
 # What a PoolTimeout says at the end.
 NOTHING_WAS_RESET = "Nothing is lost, and nothing was reset: recv() goes on waiting for the batch in flight"
@@ -82,7 +82,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Any, Infos]:
         """Reset all envs, or those in `options["reset_mask"]`, and return a row for each env.
 
         Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
@@ -104,7 +104,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._mark_sent(None)
         self._was_reset = True
         batch = self._recv(self._config.timeout_s)
-        return batch.obs, self._infos(batch)
+        return batch.obs, batch.infos
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
         """Send one action to each env, or to those in `env_id`, and receive a batch.
@@ -283,10 +283,9 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _result(self, timeout_s: float, *, has_env_ids: bool) -> StepResult:
         chosen = self._chosen_env_ids() if self._sent else None
         batch = self._recv(timeout_s)
-        infos = self._infos(batch)
         if has_env_ids:
-            infos["env_id"] = batch.env_ids
-        result = batch.obs, batch.rewards, batch.terminated, batch.truncated, infos
+            batch.infos["env_id"] = batch.env_ids
+        result = batch.obs, batch.rewards, batch.terminated, batch.truncated, batch.infos
         return result if chosen is None else rows_of_result(self._obs, result, chosen)
 
     def _chosen_env_ids(self) -> IntArray:
@@ -346,22 +345,6 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             return ask(*args)
         except PoolTimeout as error:
             raise PoolTimeout(error.report, CALL_GOES_ON, error.env_ids) from None
-
-    def _infos(self, batch: StepBatch) -> dict[str, Any]:
-        infos = {} if batch.info_columns is None else batch.info_columns
-        if not batch.infos and batch.final_rows is None:
-            return infos
-        num_rows = len(batch.env_ids)
-        infos |= join_infos(batch.infos, num_rows)
-        if batch.final_rows is not None:
-            columns = self._obs.flatten(batch.final_obs)
-            rows = {row: self._obs.unflatten([column[row] for column in columns]) for row in batch.final_rows.tolist()}
-            infos["final_obs"] = object_column(rows, num_rows)
-            infos["final_info"] = (batch.final_info_columns or {}) | join_infos(batch.final_infos or {}, num_rows)
-            infos["_final_obs"] = np.zeros(num_rows, dtype=np.bool_)
-            infos["_final_obs"][batch.final_rows] = True
-            infos["_final_info"] = infos["_final_obs"].copy()
-        return infos
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 
 from envfleet.cluster.wire.bounded_msgpack import decode_bounded
 from envfleet.cluster.wire.codec import DTYPES, BadMessage
-from envfleet.cluster.wire.plain_values import MAX_DEPTH, NotPlain, from_plain, join_info_rows, read_plain, to_plain
+from envfleet.cluster.wire.plain_values import MAX_DEPTH, NotPlain, from_plain, read_plain, to_plain
 from envfleet.contract.errors import UsageError
-from envfleet.pool.infos import join_infos
+from envfleet.contract.infos import InfoTable
 
 
 def _over_the_wire(value):
@@ -343,9 +343,11 @@ def test_joined_workers_are_as_one_pool(data):
     rows = data.draw(_env_infos(sum(counts)))
     workers, start = [], 0
     for count in counts:
-        workers.append(join_infos(dict(enumerate(rows[start : start + count])), count))
+        sent = InfoTable.from_rows(dict(enumerate(rows[start : start + count])), count).columns
+        workers.append(InfoTable(count, _over_the_wire(sent)))
         start += count
-    assert_same(join_info_rows(workers, counts), join_infos(dict(enumerate(rows)), sum(counts)), exact=False)
+    one_pool = InfoTable.from_rows(dict(enumerate(rows)), sum(counts))
+    assert_same(InfoTable.join(workers).columns, one_pool.columns, exact=False)
 
 
 def test_final_rows_of_one_worker_join_with_nothing_of_another():
@@ -357,7 +359,7 @@ def test_final_rows_of_one_worker_join_with_nothing_of_another():
         "final_info": {"r": np.array([0, 2.5], np.float32), "_r": mask},
         "_final_info": mask,
     }
-    joined = join_info_rows([{}, worker, {}], [1, 2, 2])
+    joined = InfoTable.join([InfoTable(1), InfoTable(2, worker), InfoTable(2)]).columns
     assert joined["final_obs"].dtype == object and joined["final_obs"][2] is final_obs[1]
     assert [entry is None for entry in joined["final_obs"]] == [True, True, False, True, True]
     assert joined["_final_obs"].tolist() == [False, False, True, False, False]
@@ -366,10 +368,12 @@ def test_final_rows_of_one_worker_join_with_nothing_of_another():
 
 
 def test_what_has_no_rows_is_kept_from_the_first_that_has_it():
-    assert join_info_rows([{}, {"version": "1"}, {"version": "2"}], [1, 1, 1]) == {"version": "1"}
-    assert join_info_rows([], []) == {}
+    tables = [InfoTable(1), InfoTable(1, {"version": "1"}), InfoTable(1, {"version": "2"})]
+    assert InfoTable.join(tables).columns == {"version": "1"}
+    assert InfoTable.join([]).columns == {}
 
 
 def test_dtypes_without_a_common_one_become_objects():
     workers = [{"a": np.array(["2020-01-01"], "datetime64[D]")}, {"a": np.array([1.5])}]
-    assert join_info_rows(workers, [1, 1])["a"].tolist() == [np.datetime64("2020-01-01"), 1.5]
+    joined = InfoTable.join([InfoTable(1, worker) for worker in workers]).columns
+    assert joined["a"].tolist() == [np.datetime64("2020-01-01"), 1.5]

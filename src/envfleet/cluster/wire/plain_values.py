@@ -7,7 +7,7 @@ whose first entry says what it is: ["tuple", ...], ["array", dtype, shape, bytes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -49,16 +49,6 @@ def from_plain(value: Any) -> Any:
 def read_plain(raw: bytes | msgspec.Raw) -> Any:
     """What `to_plain` was given, from the bytes of a message. Raises BadMessage, before much is made of them."""
     return from_plain(decode_bounded(raw))
-
-
-def join_info_rows(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> dict[str, Any]:
-    """The infos of several pools as one pool with all their envs would give them, rows in the pools' order.
-
-    `infos[i]` has arrays of `counts[i]` rows, masks `_key`, and dictionaries of the same form. Where a pool has
-    not got a key, its rows are 0, None or False. What has no rows is kept from the first pool that has it.
-    """
-    keys = dict.fromkeys(key for info in infos for key in info)
-    return {key: _join_key(key, infos, counts) for key in keys}
 
 
 # -- to plain --
@@ -265,68 +255,3 @@ _READERS: dict[str, Callable[[Sequence[Any], int], Any]] = {
     "array": _read_array,
     "objects": _read_objects,
 }
-
-
-# -- joining --
-
-
-def _join_key(key: str, infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> Any:
-    columns: list[Any] = [info.get(key) for info in infos]
-    rows = list(zip(columns, counts, strict=True))
-    are_rows = [_has_rows(column, count) for column, count in rows]
-    are_dicts = [isinstance(column, dict) for column in columns]
-    if not any(are_rows) and any(are_dicts):
-        return join_info_rows([column if isinstance(column, dict) else {} for column in columns], counts)
-    if not any(are_rows):
-        return next(info[key] for info in infos if key in info)
-    present = [column for column, has_rows in zip(columns, are_rows, strict=True) if has_rows]
-    dtype = None if any(are_dicts) else _common_dtype(present)
-    if dtype is None:
-        masks = [info.get(f"_{key}") for info in infos]
-        return _join_objects(columns, masks, counts)
-    joined: Array = np.zeros((sum(counts), *present[0].shape[1:]), dtype=dtype)
-    if dtype == np.object_:
-        joined[...] = None
-    start = 0
-    for (column, count), has_rows in zip(rows, are_rows, strict=True):
-        if has_rows:
-            joined[start : start + count] = column
-        start += count
-    return joined
-
-
-def _has_rows(column: Any, count: int) -> bool:
-    return isinstance(column, np.ndarray) and column.ndim > 0 and len(column) == count
-
-
-def _common_dtype(columns: Sequence[Array]) -> np.dtype[Any] | None:
-    """One that holds all of them, as pool/infos.py has it; None: only objects can."""
-    dtypes = {column.dtype for column in columns}
-    if len({column.shape[1:] for column in columns}) > 1 or len({dtype == np.bool_ for dtype in dtypes}) > 1:
-        return None
-    if np.dtype(object) in dtypes:
-        return np.dtype(object) if len(dtypes) == 1 else None
-    try:
-        return np.result_type(*dtypes)
-    except TypeError:
-        return None
-
-
-def _join_objects(columns: Sequence[Any], masks: Sequence[Any], counts: Sequence[int]) -> Array:
-    joined: Array = np.full(sum(counts), None, dtype=object)
-    start = 0
-    for column, mask, count in zip(columns, masks, counts, strict=True):
-        if isinstance(column, dict) or _has_rows(column, count):
-            for row in range(count):
-                if not _has_rows(mask, count) or mask[row]:
-                    joined[start + row] = _row(column, row)
-        start += count
-    return joined
-
-
-def _row(column: Any, row: int) -> Any:
-    """One env's entry; of a joined dictionary, the dictionary of that env."""
-    if not isinstance(column, dict):
-        return column[row]
-    masks = [(key, column.get(f"_{key}")) for key in column]
-    return {key: _row(column[key], row) for key, mask in masks if mask is not None and mask[row]}

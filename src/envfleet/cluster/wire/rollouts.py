@@ -13,11 +13,12 @@ import numpy as np
 
 from envfleet.cluster.wire import stacks
 from envfleet.cluster.wire.codec import BadMessage, require_booleans
-from envfleet.cluster.wire.plain_values import from_plain, join_info_rows
+from envfleet.cluster.wire.plain_values import from_plain
 from envfleet.cluster.wire.row_checks import NONE_SUSPECT, RowChecks, SuspectRows, require_ends
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import from_arrays
 from envfleet.contract.errors import UsageError
+from envfleet.contract.infos import InfoTable
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 
@@ -182,7 +183,7 @@ class RolloutForm:
         leaves = [np.concatenate([part.arrays[name] for part in parts]) for name in self._obs_names]
         obs = leaves[0] if self.obs.is_one_array else self.obs.unflatten(leaves)
         rewards, terminated, truncated = [np.concatenate([part.arrays[name] for part in parts]) for name in FIXED]
-        info = join_info_rows([part.info for part in parts], [self.num_envs] * len(parts))
+        info = InfoTable.join([InfoTable(self.num_envs, part.info) for part in parts]).columns
         return obs, rewards, terminated, truncated, info
 
     def join_rollouts(self, parts: Sequence[Collected]) -> Rollout:

@@ -17,6 +17,7 @@ from envfleet.cluster.worker.policy_state import PolicyError, PolicyState
 from envfleet.cluster.worker.probing import Probing
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.policy import Acted, Policy
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.pool import EnvPool
@@ -101,11 +102,13 @@ class Collector:
             self._memory.begin_rollout()
         return self._memory
 
-    def _final_obs(self, info: dict[str, Any], rows: Array, recorder: _Recorder, t: int) -> list[Any]:
+    def _final_obs(self, info: Infos, rows: Array, recorder: _Recorder, t: int) -> list[Any]:
         """What episodes came to. An env that could not even be reset after it failed has shown nothing new."""
-        column = info.get("final_obs", [None] * self._pool.num_envs)
+        column = InfoTable(self._pool.num_envs, info).final_obs
         return [
-            self._obs_tree.unflatten([leaf[t, row] for leaf in recorder.obs]) if column[row] is None else column[row]
+            self._obs_tree.unflatten([leaf[t, row] for leaf in recorder.obs])
+            if column is None or column[row] is None
+            else column[row]
             for row in rows
         ]
 

@@ -19,9 +19,9 @@ from envfleet.cluster.worker.collector import Collector
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
+from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.infos import object_column
 from envfleet.pool.make import make
 from envfleet.pool.native.plugins import load_native
 from envfleet.pool.pool import EnvPool
@@ -99,8 +99,7 @@ class WorkerPool:
         if is_after_loss:
             lost = ~np.array(order.mask)
             reason = LOST if hung is None else HUNG
-            errors = object_column(dict.fromkeys(np.flatnonzero(lost).tolist(), reason), len(lost))
-            info = {**info, "env_error": errors, "_env_error": lost}
+            InfoTable(len(lost), info).add_errors(np.flatnonzero(lost), reason)
             failures += self._told_of(hung)
         ready, arrays = self._rows(order.order, obs, fixed, info, failures)
         return msgspec.structs.replace(ready, is_after_loss=is_after_loss and hung is None), arrays
@@ -261,28 +260,22 @@ class WorkerPool:
         num_envs = self.envs.num_envs
         hung, self._hung = self._hung, None
         failures = [*failures, *self._told_of(hung)]
-        everybody = np.ones(num_envs, np.bool_)
-        error = {"env_error": np.full(num_envs, HUNG if hung else LOST, dtype=object), "_env_error": everybody}
         leaves = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._obs.leaves]
         if hung and self._last_obs is not None:
             leaves = self._obs.flatten(self._last_obs)
+        obs, infos, final_obs = self._obs.unflatten(leaves), InfoTable(num_envs), None
         if self._autoreset is Autoreset.SAME_STEP:
-            final_obs = np.empty(num_envs, dtype=object)
-            for row in range(num_envs):
-                final_obs[row] = self._obs.unflatten([leaf[row] for leaf in leaves])
+            final_obs = self._obs.each_row(obs, range(num_envs))
             result = _received(self._first_reset, self.envs, failures)
-            obs, info = result[0], result[-1]
-            finals = {"final_obs": final_obs, "_final_obs": everybody, "final_info": error, "_final_info": everybody}
-            info = {**info, **error, **finals}
-            self._episodes = Episodes.RUNNING
-        else:
-            obs, info = self._obs.unflatten(leaves), error
-            self._episodes = Episodes.CUT_SHORT
-        ready, arrays = self._rows(order, obs, {**_zeros(num_envs), "truncated": everybody}, info, failures)
+            obs, infos = result[0], InfoTable(num_envs, result[-1])
+        self._episodes = Episodes.CUT_SHORT if final_obs is None else Episodes.RUNNING
+        infos.add_errors(np.arange(num_envs), HUNG if hung else LOST, final_obs)
+        fixed = _zeros(num_envs) | {"truncated": np.ones(num_envs, np.bool_)}
+        ready, arrays = self._rows(order, obs, fixed, infos.columns, failures)
         return msgspec.structs.replace(ready, is_after_loss=hung is None), arrays
 
     def _rows(
-        self, order: int, obs: Any, fixed: Arrays, info: dict[str, Any], failures: list[Exception]
+        self, order: int, obs: Any, fixed: Arrays, info: Infos, failures: list[Exception]
     ) -> tuple[RowsReady, Arrays]:
         self._last_obs = obs
         arrays = {f"obs.{index}": leaf for index, leaf in enumerate(self._obs.flatten(obs))}

@@ -17,6 +17,7 @@ from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.errors import MissingExtra, NotReset, PoolTimeout, UsageError
+from envfleet.contract.infos import Info, InfoTable
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
@@ -120,7 +121,7 @@ class NativeBackend:
             if received is None:
                 raise self._timeout(f"no full batch after {timeout_s:g} s")
             flags, obs, rewards, terminated, truncated, infos, env_ids, details = received
-            batch = StepBatch(env_ids, obs, rewards, terminated, truncated, {}, infos)
+            batch = StepBatch(env_ids, obs, rewards, terminated, truncated, infos)
             if self._failures.any_counted:
                 self._forgive(batch, details)
             if not flags:
@@ -256,7 +257,8 @@ class NativeBackend:
         columns = arrays[NUM_FIXED : NUM_FIXED + num_obs]
         final_columns = arrays[NUM_FIXED + num_obs : NUM_FIXED + 2 * num_obs]
         lease = row_flags.base
-        final_infos: dict[int, dict[str, Any]] = {}
+        infos: dict[int, Info] = {}  # of failed rows: C++ does not know them
+        final_infos: dict[int, Info] = {}
         for row in np.flatnonzero(row_flags & core.FAILED).tolist():
             env_id = int(batch.env_ids[row])
             last_obs = self._obs_tree.unflatten([column[row].copy() for column in columns])
@@ -269,20 +271,19 @@ class NativeBackend:
             batch.truncated[row] = transition.truncated
             self._write_obs(transition, columns, final_columns, row)
             if transition.info:
-                batch.infos[row] = transition.info
+                infos[row] = transition.info
             row_flags[row] = core.HAS_FINAL if transition.has_final else 0
             if transition.final_info:
                 final_infos[row] = transition.final_info
-        batch = batch._replace(info_columns=self._pool.infos(line, buffer, lease, False))
+        table = InfoTable(len(row_flags), self._pool.infos(line, buffer, lease, False))
+        table.add_rows(infos)
         final_rows = np.flatnonzero(row_flags & core.HAS_FINAL)
-        if not len(final_rows):
-            return batch
-        return batch._replace(
-            final_rows=final_rows,
-            final_obs=self._obs_tree.unflatten(final_columns),
-            final_infos=final_infos,
-            final_info_columns=self._pool.infos(line, buffer, lease, True),
-        )
+        if len(final_rows):
+            finals = InfoTable(len(row_flags), self._pool.infos(line, buffer, lease, True))
+            finals.add_rows(final_infos)
+            final_obs = self._obs_tree.unflatten(final_columns)
+            table.add_finals(final_rows, self._obs_tree.each_row(final_obs, final_rows.tolist()), finals)
+        return batch._replace(infos=table.columns)
 
     def _write_obs(self, transition: Transition, columns: Any, final_columns: Any, row: int) -> None:
         if transition.obs is not None:

@@ -127,8 +127,8 @@ class ProcessBackend:
         flags, arrays = self._board.take(line)
         columns, final_columns = self._arrays.split(arrays)
         if flags == 0 and self._obs_tree.is_one_array:  # the common case, for which the caller waits
-            infos = self._info_columns.read(columns[1:])
-            return StepBatch(arrays[0], columns[0], arrays[1], arrays[2], arrays[3], {}, infos)
+            infos = self._info_columns.read(columns[1:], len(arrays[0])).columns
+            return StepBatch(arrays[0], columns[0], arrays[1], arrays[2], arrays[3], infos)
         extras = self._extras(arrays[0], arrays[4]) if flags else {}
         return assemble_batch(self._obs_tree, arrays[:4], columns, final_columns, extras, self._info_columns)
 

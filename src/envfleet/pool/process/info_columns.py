@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from envfleet.contract.arrays import Array
+from envfleet.contract.infos import InfoTable
 from envfleet.contract.results import WrongResult
 from envfleet.pool.batch_layout import Column
 
 
 class InfoColumns:
-    """Each declared number has two columns [rows]: its values, and the mask of the rows that have it."""
+    """Where declared numbers lie in a batch: two arrays of a row for each env, the values and which rows have one."""
 
     def __init__(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-        """The columns for these numbers."""
+        """For the numbers of these names."""
         self._names = frozenset(dtypes)
         self._order = tuple(dtypes)
         self.layout: list[Column] = []
@@ -27,7 +28,7 @@ class InfoColumns:
             self.layout += [(np.dtype(dtype), ()), (np.dtype(np.bool_), ())]
 
     def rest_of(self, info: dict[str, Any]) -> dict[str, Any]:
-        """What is left of an info for the object lane."""
+        """The part of an info that was not declared, which travels as an object."""
         if info.keys() == self._names:
             return {}
         return {name: value for name, value in info.items() if name not in self._names} if self._names else info
@@ -43,14 +44,9 @@ class InfoColumns:
                 raise WrongResult(text) from None
             mask[row] = is_there
 
-    def read(self, columns: Sequence[Array], rows: Array | None = None) -> dict[str, Any] | None:
-        """The joined infos: `key` and its mask `_key`. With `rows`, only those have any: the others hold old values."""
-        joined: dict[str, Any] = {}
+    def read(self, columns: Sequence[Array], num_rows: int) -> InfoTable:
+        """The table of the numbers that were written."""
+        table = InfoTable(num_rows)
         for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
-            if rows is not None:
-                everywhere, mask = mask, np.zeros_like(mask)
-                mask[rows] = everywhere[rows]
-                values = np.where(mask, values, np.zeros((), values.dtype))
-            if mask.any():
-                joined |= {name: values, f"_{name}": mask}
-        return joined or None
+            table.add(name, values, mask)
+        return table

@@ -123,33 +123,21 @@ def assemble_batch(
     The columns of declared infos, if any, come behind those of the observations.
     """
     env_ids, rewards, terminated, truncated = fixed
-    num_leaves = len(tree.array_leaves)
-    declared, columns = info_columns.read(columns[num_leaves:]), columns[:num_leaves]
-    if not extras and not tree.object_leaves:
-        obs = _join(tree, columns, {}, 0)
-        return StepBatch(env_ids, obs, rewards, terminated, truncated, {}, info_columns=declared)
-    num_rows = len(env_ids)
-    final_rows = sorted(row for row, extra in extras.items() if extra.final_info is not None)
+    num_leaves, num_rows = len(tree.array_leaves), len(env_ids)
     objects = {row: extra.objects for row, extra in extras.items() if extra.objects}
-    batch = StepBatch(
-        env_ids,
-        _join(tree, columns, objects, num_rows),
-        rewards,
-        terminated,
-        truncated,
-        infos={row: extra.info for row, extra in extras.items() if extra.info},
-        info_columns=declared,
-    )
-    if not final_rows:
-        return batch
-    final_objects = {row: extra.final_objects for row, extra in extras.items() if extra.final_objects}
-    rows = np.array(final_rows, dtype=np.intp)
-    return batch._replace(
-        final_rows=rows,
-        final_obs=_join(tree, final_columns[:num_leaves], final_objects, num_rows),
-        final_infos={row: extras[row].final_info or {} for row in final_rows},
-        final_info_columns=info_columns.read(final_columns[num_leaves:], rows),
-    )
+    obs = _join(tree, columns[:num_leaves], objects, num_rows)
+    infos = info_columns.read(columns[num_leaves:], num_rows)
+    infos.add_rows({row: extra.info for row, extra in extras.items() if extra.info})
+    final_infos = {row: extras[row].final_info or {} for row in sorted(extras) if extras[row].final_info is not None}
+    if final_infos:
+        final_rows = np.array(list(final_infos), np.intp)
+        final_objects = {row: extra.final_objects for row, extra in extras.items() if extra.final_objects}
+        final_obs = _join(tree, final_columns[:num_leaves], final_objects, num_rows)
+        # Rows of other envs hold what was written there in an earlier batch.
+        finals = info_columns.read(final_columns[num_leaves:], num_rows).only(final_rows)
+        finals.add_rows(final_infos)
+        infos.add_finals(final_rows, tree.each_row(final_obs, final_infos), finals)
+    return StepBatch(env_ids, obs, rewards, terminated, truncated, infos.columns)
 
 
 def _join(tree: SpaceTree, columns: Sequence[Array], objects: Mapping[int, list[Any]], num_rows: int) -> Any:

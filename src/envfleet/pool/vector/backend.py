@@ -12,14 +12,13 @@ from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+from envfleet.contract.infos import InfoTable
 from envfleet.contract.results import ObservationCheck, number_rows
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
 from envfleet.pool.guard import ENV_ERRORS, Failure
-from envfleet.pool.infos import object_column
 from envfleet.pool.traits import set_attribute, value_of
-from envfleet.pool.vector.infos import copied, put_rows, rows_of
 from envfleet.pool.vector.vectorized import Rows, StepRows, Vectorized, close_vector, traits_of_vector
 
 
@@ -97,7 +96,7 @@ class VectorBackend:
         try:
             batch = self._task()
         except StepOnEndedEpisode:
-            self._task = lambda: self._batch(self._copied(self._last_obs), {})
+            self._task = lambda: self._batch(self._copied(self._last_obs), self._no_infos())
             raise
         except ENV_ERRORS as error:
             self._fail(Failure.of(0, error))
@@ -183,7 +182,7 @@ class VectorBackend:
             obs, infos = self._kept(*self._vector.reset(seeds, options))
         else:
             rows = self._checked(self._vector.reset_some(env_ids, seeds, options), len(env_ids))
-            obs, infos = self._with_rows(self._last_obs, {}, rows, env_ids)
+            obs, infos = self._with_rows(self._last_obs, self._no_infos(), rows, env_ids)
         self._is_broken = False
         self._ended[env_ids] = False
         self._last_obs = self._copied(obs)
@@ -212,13 +211,13 @@ class VectorBackend:
             self._ended = terminated | truncated
         elif self._resets_some and len(ended_rows):
             rows = self._checked(self._vector.reset_some(ended_rows, [None] * len(ended_rows), None), len(ended_rows))
-            final_obs, final_infos = obs, put_rows({}, rows_of(infos, ended_rows), ended_rows, len(rewards))
+            final_obs, final_infos = self._obs_tree.each_row(obs, ended_rows.tolist()), infos.only(ended_rows)
             obs, infos = self._with_rows(obs, infos, rows, ended_rows)
-            infos |= self._finals(final_obs, final_infos, ended_rows)
-        elif self._config.autoreset is Autoreset.SAME_STEP and "final_obs" in infos:
-            infos = self._with_object_finals(infos, ended_rows)
+            infos.add_finals(ended_rows, final_obs, final_infos)
+        elif self._config.autoreset is Autoreset.SAME_STEP and infos.final_obs is not None:
+            self._split_finals(infos, ended_rows)
             for row in ended_rows.tolist():
-                self._observations.check(infos["final_obs"][row])
+                self._observations.check(infos.final_obs[row])
         self._last_obs = self._copied(obs)
         return self._batch(obs, infos)._replace(rewards=rewards, terminated=terminated, truncated=truncated)
 
@@ -237,28 +236,23 @@ class VectorBackend:
             self._last_obs = self._obs_tree.unflatten(
                 [nothing if leaf.dtype is None else np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
             )
-        obs, infos = self._copied(self._last_obs), self._errors(reason)
+        obs, infos, final_obs = self._copied(self._last_obs), self._no_infos(), None
         if self._config.autoreset is Autoreset.SAME_STEP:
             try:
                 first = self._reset(self._env_ids, [None] * num_envs, None)
             except ENV_ERRORS as error:  # the next step tries again
                 self._is_broken = True
-                infos = self._errors(f"{reason}; then, in reset: {Failure.of(0, error).error}")
+                reason = f"{reason}; then, in reset: {Failure.of(0, error).error}"
             else:
-                infos = {
-                    **(first.info_columns or {}),
-                    **infos,
-                    **self._finals(obs, self._errors(reason), self._env_ids),
-                }
-                obs = first.obs
+                final_obs = self._obs_tree.each_row(obs, range(num_envs))
+                obs, infos = first.obs, InfoTable(num_envs, first.infos)
         elif self._config.autoreset is Autoreset.DISABLED:
             self._ended[:] = True
+        infos.add_errors(self._env_ids, reason, final_obs)
         return self._batch(obs, infos)._replace(truncated=np.ones(num_envs, np.bool_))
 
-    def _errors(self, reason: str) -> dict[str, Any]:
-        num_envs = self._config.num_envs
-        column = object_column(dict.fromkeys(range(num_envs), reason), num_envs)
-        return {"env_error": column, "_env_error": np.ones(num_envs, np.bool_)}
+    def _no_infos(self) -> InfoTable:
+        return InfoTable(self._config.num_envs)
 
     def _rebuild(self) -> None:
         self.close()
@@ -274,24 +268,24 @@ class VectorBackend:
         for env_id, value in by_env.items():
             set_attribute(env.envs[env_id], name, value)
 
-    def _batch(self, obs: Any, infos: dict[str, Any]) -> StepBatch:
+    def _batch(self, obs: Any, infos: InfoTable) -> StepBatch:
         num_envs = self._config.num_envs
         no, zeros = np.zeros(num_envs, np.bool_), np.zeros(num_envs)
-        return StepBatch(self._env_ids.copy(), obs, zeros, no, no.copy(), {}, info_columns=dict(infos))
+        return StepBatch(self._env_ids.copy(), obs, zeros, no, no.copy(), dict(infos.columns))
 
     def _checked(self, rows: Rows, num_rows: int) -> Rows:
         return self._observations.batch(rows[0], num_rows), rows[1]
 
-    def _kept(self, obs: Any, infos: dict[str, Any]) -> Rows:
+    def _kept(self, obs: Any, infos: InfoTable) -> Rows:
         """What nobody will overwrite."""
         obs = self._observations.batch(obs, self._config.num_envs)
-        return (self._copied(obs), copied(infos)) if self._vector.reuses_arrays else (obs, infos)
+        return (self._copied(obs), infos.copy()) if self._vector.reuses_arrays else (obs, infos)
 
     def _copied(self, obs: Any) -> Any:
         leaves = zip(self._obs_tree.leaves, self._obs_tree.flatten(obs), strict=True)
         return self._obs_tree.unflatten([value if leaf.dtype is None else np.array(value) for leaf, value in leaves])
 
-    def _with_rows(self, obs: Any, infos: dict[str, Any], rows: Rows, env_ids: Array) -> Rows:
+    def _with_rows(self, obs: Any, infos: InfoTable, rows: Rows, env_ids: Array) -> Rows:
         """Observations and infos in which some rows are replaced; the old ones stay as they are."""
         joined = []
         for old, new in zip(self._obs_tree.flatten(obs), self._obs_tree.flatten(rows[0]), strict=True):
@@ -299,28 +293,13 @@ class VectorBackend:
             for row, env_id in enumerate(env_ids.tolist()):
                 column[env_id] = new[row]
             joined.append(tuple(column) if isinstance(old, tuple) else column)
-        return self._obs_tree.unflatten(joined), put_rows(infos, rows[1], env_ids, self._config.num_envs)
+        return self._obs_tree.unflatten(joined), infos.put_rows(env_ids, rows[1])
 
-    def _finals(self, obs: Any, infos: dict[str, Any], rows: Array) -> dict[str, Any]:
-        """What the infos of a same-step reset have for the rows whose episodes ended."""
-        leaves = self._obs_tree.flatten(obs)
-        last = {row: self._obs_tree.unflatten([leaf[row] for leaf in leaves]) for row in rows.tolist()}
-        mask = np.zeros(self._config.num_envs, np.bool_)
-        mask[rows] = True
-        return {
-            "final_obs": object_column(last, len(mask)),
-            "final_info": infos,
-            "_final_obs": mask,
-            "_final_info": mask.copy(),
-        }
-
-    def _with_object_finals(self, infos: dict[str, Any], rows: Array) -> dict[str, Any]:
+    def _split_finals(self, infos: InfoTable, rows: Array) -> None:
         """ale-py has final observations as one array with a row for each env, and no final infos."""
-        given = infos["final_obs"]
-        if isinstance(given, np.ndarray) and given.dtype == object:
-            return infos
-        finals = self._finals(given, infos.get("final_info", {}), rows)
-        return {**infos, **finals}
+        given = infos.final_obs
+        if not isinstance(given, np.ndarray) or given.dtype != object:
+            infos.add_finals(rows, self._obs_tree.each_row(given, rows.tolist()), infos.final_infos)
 
 
 def _require_config(config: PoolConfig) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
-from envfleet.pool.vector.infos import with_masks
-from envfleet.pool.vector.vectorized import LARGEST_SEED, Rows, StepRows, require_drawing
+from envfleet.pool.vector.vectorized import LARGEST_SEED, Rows, StepRows, info_table, require_drawing
 
 
 class EnvPoolVector:
@@ -32,21 +31,21 @@ class EnvPoolVector:
             self.env.close()
             self.env = self._build(_with_chance(seeds))
         obs, infos = self.env.reset()
-        return obs, with_masks(infos, self._num_envs)
+        return obs, info_table(infos, self._num_envs)
 
     def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
         if any(seed is not None for seed in seeds):
             raise UsageError("EnvPool takes seeds only when it is built: reset all envs, or some of them without seeds")
         obs, infos = self.env.reset(np.asarray(env_ids, np.int32))
-        return obs, with_masks(infos, len(env_ids))
+        return obs, info_table(infos, len(env_ids))
 
     def step(self, actions: Any) -> StepRows:
         """See Vectorized."""
         if isinstance(actions, np.ndarray) and actions.dtype == np.int64:
             actions = actions.astype(np.int32)
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        return obs, rewards, terminated, truncated, with_masks(infos, self._num_envs)
+        return obs, rewards, terminated, truncated, info_table(infos, self._num_envs)
 
     def why_not_some(self) -> str | None:
         """It can."""

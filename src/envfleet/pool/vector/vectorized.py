@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import gymnasium
@@ -18,16 +18,18 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
+from envfleet.contract.infos import InfoTable
 from envfleet.contract.results import reset_result, vector_step_result
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.foreign_envs import hint
-from envfleet.pool.vector.infos import rows_of, with_masks
 
-Rows = tuple[Any, dict[str, Any]]  # observations and joined infos
-StepRows = tuple[Any, Any, Any, Any, dict[str, Any]]
+Rows = tuple[Any, InfoTable]  # observations and infos
+StepRows = tuple[Any, Any, Any, Any, InfoTable]
 
 LARGEST_SEED = 2**31  # EnvPool and ale-py have seeds of 31 bits: larger ones are taken modulo this
+
+_NOT_INFOS = ("env_id", "players")  # in which EnvPool and ale-py say which env a row belongs to
 
 _SWALLOWS = (
     "AsyncVectorEnv(shared_memory=False) in next-step mode swallows the first step after a reset() that follows the "
@@ -82,7 +84,7 @@ class GymnasiumVector:
         if self._swallows and self._any_ended:
             raise UsageError(_SWALLOWS)
         obs, infos = self._reset(_one_or_all(seeds), options)
-        return obs, with_masks(infos, self.env.num_envs)
+        return obs, info_table(infos, self.env.num_envs)
 
     def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
@@ -92,15 +94,14 @@ class GymnasiumVector:
         is_wrapped = self.env is not self.env.unwrapped
         obs, infos = self._reset(self._some_seeds(env_ids, seeds), _KeepsMask(masked) if is_wrapped else masked)
         tree = SpaceTree(self.env.single_observation_space)
-        rows = tree.unflatten([_taken(leaf, env_ids) for leaf in tree.flatten(obs)])
-        return rows, rows_of(with_masks(infos, self.env.num_envs), env_ids)
+        return tree.select(obs, env_ids), info_table(infos, self.env.num_envs).select(env_ids)
 
     def step(self, actions: Any) -> StepRows:
         """See Vectorized."""
         obs, rewards, terminated, truncated, infos = vector_step_result(self.env.step(actions))
         if self._swallows:
             self._any_ended = bool(np.any(terminated) or np.any(truncated))
-        return obs, rewards, terminated, truncated, with_masks(infos, self.env.num_envs)
+        return obs, rewards, terminated, truncated, info_table(infos, self.env.num_envs)
 
     def why_not_some(self) -> str | None:
         """See Vectorized.
@@ -170,7 +171,7 @@ class AleVector(GymnasiumVector):
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """See Vectorized."""
         obs, infos = reset_result(self.env.reset(seed=_small_seeds(seeds)))
-        return obs, with_masks(infos, self.env.num_envs)
+        return obs, info_table(infos, self.env.num_envs)
 
     def why_not_some(self) -> str | None:
         """It can."""
@@ -189,6 +190,11 @@ def vectorized(env: Any, num_envs: int) -> GymnasiumVector:
     ale = sys.modules.get("ale_py.vector_env")
     is_ale = ale is not None and isinstance(env, VectorEnv) and isinstance(env.unwrapped, ale.AtariVectorEnv)
     return AleVector(env, num_envs) if is_ale else GymnasiumVector(env, num_envs)
+
+
+def info_table(infos: Mapping[str, Any], num_rows: int) -> InfoTable:
+    """The infos that a vector env returned."""
+    return InfoTable.from_vector_env({key: infos[key] for key in infos if key not in _NOT_INFOS}, num_rows)
 
 
 def traits_of_vector(env: VectorEnv[Any, Any, Any]) -> EnvTraits:
@@ -257,7 +263,3 @@ def _one_or_all(seeds: Sequence[int | None]) -> int | list[int | None] | None:
 
 def _small_seeds(seeds: Sequence[int | None]) -> Array:
     return np.array([-1 if seed is None else seed % LARGEST_SEED for seed in seeds])
-
-
-def _taken(leaf: Any, rows: Array) -> Any:
-    return tuple(leaf[row] for row in rows.tolist()) if isinstance(leaf, tuple) else leaf[rows]
