@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-FENCE = re.compile(r"(<!-- not run in tests: [^\n]*-->\n)?```([a-z-]+)\n(.*?)```", re.DOTALL)
+FENCE = re.compile(r"(\*Not run in tests: [^\n]*\*\n\n)?```([a-z-]+)\n(.*?)```", re.DOTALL)
 
 
 def blocks(page):

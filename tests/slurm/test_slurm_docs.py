@@ -10,7 +10,7 @@ from envfleet.launchers.slurm.settings import Slurm
 from waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
-BLOCKS = re.findall(r"(<!-- not run in tests: [^\n]* -->\n)?```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"(\*Not run in tests: [^\n]*\*\n\n)?```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_page_can_be_followed(plain_slurm, tmp_path):
