@@ -39,7 +39,7 @@ from cluster_envs import OBS_BYTES
 from cluster_fleet import FLEET_ROW, fleet_curve
 from cluster_report import Comparison, Outcome, Row, RowResult, Target, to_json, to_markdown
 from pool import PAUSE_S, busy_cores, progress
-from report import Settings, describe_machine, update_pages, version_of
+from report import Settings, describe_machine, update_readme, version_of
 
 PACKAGES = ("envfleet", "gymnasium", "torch", "pyzmq", "msgspec", "numpy")
 TCP = "tcp://127.0.0.1:0"
@@ -201,7 +201,7 @@ def main() -> int:
         # Only now: some rows, or a trial, must not replace the record of a whole run.
         json_path = json_path.replace(args.results_dir / "cluster.json")
         markdown_path = markdown_path.replace(args.results_dir / "cluster.md")
-        update_pages()
+        update_readme("cluster.py", markdown_path.read_text())
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")
     return int(any(outcome.has_failed for result in results for outcome in result.outcomes.values()))

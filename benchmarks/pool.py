@@ -31,7 +31,7 @@ import numpy as np
 
 from contenders import Actions, Contender, EnvFn, Running, deadline
 from native_workloads import NATIVE_WORKLOADS
-from report import Outcome, RowResult, Settings, describe_machine, to_json, to_markdown, update_pages
+from report import Outcome, RowResult, Settings, describe_machine, to_json, to_markdown, update_readme
 from workloads import PYTHON_WORKLOADS, ParallelSpeedup, Workload
 
 # In this order: processes are forked before any peer has started threads in this one.
@@ -162,7 +162,7 @@ def parse_args(workloads: Sequence[Workload], window_s: float, rounds: int) -> a
 def main(table: str, all_workloads: Sequence[Workload], *, window_s: float = 1.0, rounds: int = 11) -> int:
     """Run the rows asked for; 1 if a contender failed, which a missing package does not count as.
 
-    `table` names the results, and the script whose table docs/benchmarks.md shows.
+    `table` names the results and the script whose marks the README has.
     """
     args = parse_args(all_workloads, window_s, rounds)
     settings = Settings(window_s=args.window_s, rounds=args.rounds, warmup_s=min(args.window_s, 1.0))
@@ -190,7 +190,7 @@ def main(table: str, all_workloads: Sequence[Workload], *, window_s: float = 1.0
         # Only now: some rows, or a trial, must not replace the record of a whole run.
         json_path = json_path.replace(args.results_dir / f"{table}.json")
         markdown_path = markdown_path.replace(args.results_dir / f"{table}.md")
-        update_pages()
+        update_readme(f"{table}.py", markdown_path.read_text())
     speedup.close()
     progress(f"written: {json_path} and {markdown_path}\n")
     print(markdown_path.read_text(), end="")

@@ -8,7 +8,6 @@ import datetime
 import importlib.metadata
 import os
 import platform
-import runpy
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -207,6 +206,10 @@ def _policy_shares(result: RowResult) -> Iterator[tuple[str, float]]:
             yield name, statistics.median((window.policy_s or 0.0) / window.duration_s for window in windows)
 
 
-def update_pages() -> None:
-    """Write docs/benchmarks.md and the README's table again, from what stands in results."""
-    runpy.run_path(str(Path(__file__).parent.parent / "docs" / "generate_benchmarks.py"), run_name="__main__")
+def update_readme(script: str, markdown: str) -> None:
+    """Put a script's table between its marks in the README, which states nothing that no script has measured."""
+    readme = Path(__file__).parent.parent / "README.md"
+    begin, end = f"<!-- begin: benchmarks/{script} -->\n", f"<!-- end: benchmarks/{script} -->"
+    before, found, rest = readme.read_text().partition(begin)
+    if found:  # a script whose table the README does not show has no marks there
+        readme.write_text(before + begin + markdown + end + rest.partition(end)[2])

@@ -4,8 +4,7 @@ python benchmarks/sync.py                    everything, about an hour on 2 core
 python benchmarks/sync.py cartpole dqn       some of the tasks; what was measured before is kept
 python benchmarks/sync.py --report           only writes the table again
 
-Each training is one line in results/sync_runs.json; results/sync.md is the table made of them,
-which docs/benchmarks.md shows.
+Each training is one line in results/sync_runs.json; results/sync.md is the table made of them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
 
 import sync_tasks  # noqa: E402
-from report import update_pages  # noqa: E402
 from sync_report import Run, table  # noqa: E402
 
 RUNS = HERE / "results" / "sync_runs.json"
@@ -50,11 +48,7 @@ def main() -> None:
             runs = [run for run in runs if run.task not in names]
         for name in names:
             _measure(name, arguments.seeds, runs)
-    first_line, rest = table(runs).split("\n", 1)
-    if arguments.report and TABLE.exists():  # written again, not measured again: date and version stay
-        first_line = TABLE.read_text().split("\n", 1)[0]
-    TABLE.write_text(f"{first_line}\n{rest}\n")
-    update_pages()
+    TABLE.write_text(table(runs) + "\n")
     print(TABLE.read_text())
 
 

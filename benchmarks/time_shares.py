@@ -1,13 +1,12 @@
 """Where does the time of a step go? Samples of `perf`, by library: the simulator's own share is the limit.
 
-    python benchmarks/time_shares.py      about a minute; writes results/time_shares.md and docs/benchmarks.md
+    python benchmarks/time_shares.py      about a minute; writes results/time_shares.md, and the README's table
 
 Needs Linux's perf, and the right to use it.
 """
 
 from __future__ import annotations
 
-import datetime
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import update_pages, version_of
+from report import update_readme, version_of
 
 # (env, envs, the simulator's library)
 ROWS = (
@@ -89,8 +88,7 @@ def main() -> None:
         found = shares(env_id, num_envs, simulator)
         if not lines:
             lines = [
-                f"{datetime.date.today().isoformat()}; {versions}."
-                f" Share of the CPU time in all threads and processes, {DURATION_S:g} s of perf's samples.",
+                f"{versions}. Share of the CPU time in all threads and processes, {DURATION_S:g} s of perf's samples.",
                 "",
                 f"| env | envs | {' | '.join(found)} |",
                 f"| --- | --- |{' --- |' * len(found)}",
@@ -98,7 +96,7 @@ def main() -> None:
         lines.append(f"| {env_id} | {num_envs} | {' | '.join(f'{share:.1f} %' for share in found.values())} |")
     text = "\n".join(lines) + "\n"
     (Path(__file__).parent / "results" / "time_shares.md").write_text(text)
-    update_pages()
+    update_readme("time_shares.py", text)
     print(text, end="")
 
 
