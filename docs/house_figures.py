@@ -1,9 +1,9 @@
 """Counts how the house is built: files and lines of each room, homes of rules, arguments, names, docstrings.
 
-    python docs/house_figures.py [--root CHECKOUT] [--walk]
+    python docs/house_figures.py [CHECKOUT ...] [--walk] [--list]
 
-Reads a checkout's text only. --walk also runs a rollout and a step there, and lists the files that they pass
-(`walked_files.py`); the checkout then needs a compiled core.
+Reads text only, unless --walk is given: then a rollout runs in each checkout, which needs a compiled core
+(`walked_files.py`).
 """
 
 from __future__ import annotations
@@ -111,30 +111,47 @@ def _alike(stem: str, name: str) -> bool:
     return stem in name or name in stem
 
 
-def main() -> None:
-    """Print the figures of a checkout."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).parent.parent)
-    parser.add_argument("--walk", action="store_true")
-    arguments = parser.parse_args()
-    root = arguments.root.resolve()
-    house = House(root)
-    print("| room | files | lines |\n| --- | --- | --- |")
-    for room, (files, lines) in house.rooms().items():
-        print(f"| {room} | {files} | {lines:,} |")
-    for what, patterns in HOMES.items():
-        homes = house.homes(*patterns)
-        print(f"homes of {what}: {len(homes)}: {', '.join(homes)}")
-    print(f"arguments of ClusterEnv: {house.num_arguments('ClusterEnv')}")
-    print("lines with max_episode_steps: {}, in {} files".format(*house.lines_with("max_episode_steps")))
+def figures(house: House, root: Path, has_walk: bool) -> dict[str, str]:
+    """What is compared, as text."""
     unlike = house.unlike_their_names()
-    print(f"files without a public name like their own: {len(unlike)} of {house.num_modules()}: {', '.join(unlike)}")
-    print(f"docstrings under {SHORT} characters: {house.num_short_docstrings()}")
-    if arguments.walk:
-        for name, program in PROGRAMS.items():
-            files = walked(program, root / "src")
-            in_cluster = [file for file in files if file.startswith("cluster/")]
-            print(f"{name}: {len(files)} files, {len(in_cluster)} in cluster: {', '.join(files)}")
+    found = {f"homes of {what}": str(len(house.homes(*patterns))) for what, patterns in HOMES.items()}
+    found |= {
+        "arguments of `ClusterEnv`, without `self`": str(house.num_arguments("ClusterEnv")),
+        "lines on which `max_episode_steps` stands": "{} in {} files".format(*house.lines_with("max_episode_steps")),
+        "files without a public name like their own": f"{len(unlike)} of {house.num_modules()}",
+        f"docstrings under {SHORT} characters": str(house.num_short_docstrings()),
+    }
+    if has_walk:
+        num_walked = sum(name.startswith("cluster/") for name in walked(PROGRAMS["rollout"], root / "src"))
+        num_files = sum(name.startswith("cluster/") and "__init__" not in name for name in house.python)
+        found["files of `cluster/` that a rollout walks through"] = f"{num_walked} of {num_files}"
+    return found
+
+
+def table(first: str, names: list[str], columns: list[dict[str, str]]) -> str:
+    """A line for each key, a column for each checkout."""
+    keys = sorted({key for column in columns for key in column}, key=lambda key: key.replace("`", ""))
+    lines = [f"| {first} | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    return "\n".join([*lines, *(f"| {key} | {' | '.join(each.get(key, '-') for each in columns)} |" for key in keys)])
+
+
+def main() -> None:
+    """Print the figures of some checkouts, side by side."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("roots", nargs="*", type=Path, default=[Path(__file__).parent.parent])
+    parser.add_argument("--walk", action="store_true", help="also run a rollout and count the files that it passes")
+    parser.add_argument("--list", action="store_true", help="name the files that are counted in the last checkout")
+    arguments = parser.parse_args()
+    roots = [root.resolve() for root in arguments.roots]
+    houses = [House(root) for root in roots]
+    names = [house.python["version.py"].split('"')[-2] for house in houses]
+    print(table("what", names, [figures(*each, arguments.walk) for each in zip(houses, roots, strict=True)]) + "\n")
+    rooms = [{f"`{room}`": f"{files}, {lines:,}" for room, (files, lines) in each.rooms().items()} for each in houses]
+    print(table("room: files, lines", names, rooms))
+    if arguments.list:
+        for what, patterns in HOMES.items():
+            print(f"{what}: {', '.join(houses[-1].homes(*patterns))}")
+        print(f"without a name like their own: {', '.join(houses[-1].unlike_their_names())}")
 
 
 if __name__ == "__main__":
