@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.scripts import DOCS
 
-FENCE = re.compile(r"(<!-- not run in tests: [^\n]*-->\n)?```([a-z-]+)\n(.*?)```", re.DOTALL)
+FENCE = re.compile(r"(\*Not run in tests: [^\n]*\*\n\n)?```([a-z-]+)\n(.*?)```", re.DOTALL)
 
 
 def blocks(page):

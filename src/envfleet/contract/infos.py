@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from envfleet.contract.arrays import Array
+
 Info = dict[str, Any]  # of one env
 Infos = dict[str, Any]  # of many envs: columns and their masks
 

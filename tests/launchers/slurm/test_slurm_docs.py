@@ -10,7 +10,7 @@ from tests.support.scripts import DOCS
 from tests.support.waiting import wait_until
 
 PAGE = (DOCS / "slurm.md").read_text()
-BLOCKS = re.findall(r"(<!-- not run in tests: [^\n]* -->\n)?```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"(\*Not run in tests: [^\n]*\*\n\n)?```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_page_can_be_followed(plain_slurm, tmp_path):
