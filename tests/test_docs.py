@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.scripts import ROOT
 
+pytestmark = pytest.mark.slow
+
 README = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 

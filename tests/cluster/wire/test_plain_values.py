@@ -209,7 +209,7 @@ class Simulator:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"sim": [0, 0, 0, Simulator()]}, r"info\['sim'\]\[3\] is a .*test_values_wire.Simulator"),
+        ({"sim": [0, 0, 0, Simulator()]}, r"info\['sim'\]\[3\] is a .*test_plain_values.Simulator"),
         ({"a": (1, {2: {3}})}, r"info\['a'\]\[1\]\[2\] is a set"),
         ({frozenset(): 1}, r"info key frozenset\(\) is a frozenset"),
         (np.array([None, open], dtype=object), r"info\[1\] is a builtin_function_or_method"),
