@@ -11,8 +11,8 @@ NATIVE := $(NATIVE_SOURCES) CMakeLists.txt $(wildcard cmake/*.cmake)
 JOBS := $(shell nproc)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-others check sanitize chaos bench bench-cluster bench-sync docs clean
-TEST_JOBS ?= 2
+.PHONY: demo test-quick test test-all test-others coverage check sanitize chaos bench bench-cluster bench-sync docs clean
+TEST_JOBS ?= 3
 CHAOS_S ?= 600
 CHAOS_SEED ?= 1
 CHAOS_WIRES ?= ipc tcp
@@ -21,9 +21,24 @@ CHAOS_WIRES ?= ipc tcp
 demo: $(VENV)/with-demo
 	$(BIN)/python examples/demo.py --require-target
 
-# All tests: the C++ core's, then Python's, with coverage; two at a time, for most of them wait for something.
+# More processes than cores, for most tests wait for something; in the order of tests/conftest.py.
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadgroup --no-loadscope-reorder --durations 10
+
+# After each change, in under three minutes: no engines, few processes, nothing that must time out.
+test-quick: $(VENV)/with-test
+	$(PYTEST) -m "not engine and not long and not slow"
+
+# Before a commit, in under twelve minutes: the C++ core's tests and all of Python's that need no engine.
 test: $(VENV)/with-test build/native/plain/passed
-	$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadgroup --cov --cov-report=term:skip-covered
+	$(PYTEST) -m "not engine and not long"
+
+# What CI runs: also long statistics and sweeps, chaos, outages, and the launchers on real engines.
+test-all: $(VENV)/with-test build/native/plain/passed
+	$(PYTEST)
+
+# Counts workers, spawners and children too, and so takes about half as long again as `make test`.
+coverage: $(VENV)/with-test
+	$(PYTEST) -m "not engine and not long" --cov --cov-report=term:skip-covered
 
 # What does not go with the rest has an environment of its own: dm_control and MuJoCo 3, EnvPool, a build without Box2D.
 test-others: $(OTHERS)/ready

@@ -14,21 +14,59 @@ from tests.support.waiting import own_children, wait_until
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Folders whose tests share an engine that takes long to start: they stay together, and come first.
-ENGINES = ("launchers/slurm", "launchers/ray", "launchers/kubernetes", "launchers/ssh", "launchers")
+# Folders whose tests share an engine that takes long to start, the slowest first. These files of them need none.
+ENGINES = ("launchers/slurm", "launchers/ray", "launchers/kubernetes", "launchers/ssh")
+WITHOUT_ENGINE = {
+    "test_kube_lease.py",
+    "test_kube_manifest.py",
+    "test_kube_status.py",
+    "test_ray_settings.py",
+    "test_slurm_commands.py",
+    "test_slurm_script.py",
+}
+# Files that take longest, the longest first: none of them is begun when the others are done.
+LONGEST = (
+    "pool/native/test_equals_gymnasium.py",
+    "testing/test_pools.py",
+    "cluster/test_equals_pool.py",
+    "cluster/test_cluster_promises.py",
+    "pool/simulators/test_mujoco.py",
+    "cluster/test_chaos.py",
+    "cluster/test_tcp_outage.py",
+    "cluster/test_detach.py",
+    "cluster/test_failures.py",
+    "pool/simulators/test_box2d.py",
+    "cluster/test_scaling.py",
+    "pool/simulators/test_atari_pools.py",
+    "pool/simulators/test_atari_equals_gymnasium.py",
+    "cluster/test_aps.py",
+    "cluster/worker/test_leaving.py",
+)
 
 
 def pytest_collection_modifyitems(items):
-    """Two processes share the tests (`make test`), by files, since fixtures live as long as their file."""
-    here = Path(__file__).parent
-
-    def folder_of(item):
-        return str(item.path.parent.relative_to(here))
-
+    """Several processes share the tests (see the Makefile), by engines and by files, for fixtures live as long."""
     for item in items:
-        folder = folder_of(item)
-        item.add_marker(pytest.mark.xdist_group(folder if folder in ENGINES else str(item.path)))
-    items.sort(key=lambda item: ENGINES.index(folder_of(item)) if folder_of(item) in ENGINES else len(ENGINES))
+        engine = _engine_of(item)
+        item.add_marker(pytest.mark.xdist_group(engine or _name_of(item)))
+        if engine is not None:
+            item.add_marker(pytest.mark.engine)
+    first = [*ENGINES, *LONGEST]
+    items.sort(key=lambda item: _place_in(first, _engine_of(item) or _name_of(item)))
+
+
+def _name_of(item):
+    return str(item.path.relative_to(Path(__file__).parent))
+
+
+def _engine_of(item):
+    """The folder, if the test needs its engine."""
+    folder = str(Path(_name_of(item)).parent)
+    return folder if folder in ENGINES and item.path.name not in WITHOUT_ENGINE else None
+
+
+def _place_in(names, name):
+    return names.index(name) if name in names else len(names)
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +74,9 @@ def nothing_is_left():
     """No process, no file descriptor and no shared-memory file outlives its test."""
     processes, shared_memory, files = own_children(), _shared_memory(), _files()
     yield
-    # To look for garbage takes long when torch is loaded: only if something is there that should not be.
-    if not (own_children() <= processes and _shared_memory() <= shared_memory and len(_files()) <= len(files)):
-        gc.collect()
+    if own_children() <= processes and _shared_memory() <= shared_memory and len(_files()) <= len(files):
+        return
+    gc.collect()  # which takes long when torch is loaded
     # What has been told to end may take a moment on a busy machine: processes, threads that close a connection.
     wait_until(lambda: own_children() <= processes, lambda: f"processes are gone: {own_children() - processes}")
     wait_until(lambda: _shared_memory() <= shared_memory, lambda: f"files are gone: {_shared_memory() - shared_memory}")

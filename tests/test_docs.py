@@ -11,6 +11,8 @@ import envfleet
 from envfleet.contract.stats import WorkerStats
 from tests.support.scripts import ROOT
 
+pytestmark = pytest.mark.slow
+
 GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 

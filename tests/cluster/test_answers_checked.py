@@ -29,6 +29,8 @@ from tests.support.cluster.hand_worker import ByHand, HandWorker, cancelled
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 T, N = 5, 2
 AGENT = Agent()
 

@@ -27,6 +27,8 @@ from tests.support.agents.aps_agents import (
 )
 from tests.support.agents.detach_agents import DiscreteAgent
 
+pytestmark = pytest.mark.slow
+
 T, N = 8, 3  # steps, envs of each worker
 THRESHOLD, MAX_LAG, NUM_PROBES = 0.05, 6, 16
 SCALES = [1.0] * N + [0.2] * N  # the second worker sees little: what is changed in the first layer matters less

@@ -14,8 +14,10 @@ from tests.support.cluster.chaos_tcp import SETUP
 from tests.support.envs.cluster_envs import Accounts
 from tests.support.scripts import script_environment
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
+@pytest.mark.long
 def test_chaos():
     report = run(seconds=60.0, seed=7)
     print(report)
@@ -26,7 +28,7 @@ def test_chaos():
     assert report.refused  # what came twice was noticed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_chaos_over_tcp(tun_wire_or_skip):
     """60 MB of weights and 50 MB rollouts. The head has a process of its own: libzmq aborted it in 0.6.0."""

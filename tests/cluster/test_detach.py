@@ -22,6 +22,8 @@ from tests.support.agents.detach_agents import CountingPolicy, DictAgent, Discre
 from tests.support.envs.detach_envs import BigEnv, EveryKindEnv, StackEnv
 from tests.support.scripts import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 class Replay:
     """Plays the actions of rollouts on a pool of this machine; everything that the envs showed must be the same."""

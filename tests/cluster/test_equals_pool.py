@@ -20,6 +20,8 @@ from envfleet.testing.programs import HARMLESS, require_equal
 from tests.support.envs.detach_envs import ACTION_SPACES, EveryKindEnv
 from tests.support.scripts import ROOT
 
+pytestmark = pytest.mark.slow
+
 MODES = list(Autoreset)
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
 EveryKindInSerial = {"env": EveryKindEnv, "backend": "serial"}

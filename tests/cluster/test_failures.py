@@ -44,6 +44,8 @@ from tests.support.envs.cluster_envs import (
 from tests.support.scripts import script_environment
 from tests.support.waiting import descendants, is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 AGENT = Agent()  # after an error "the same call" has the same agent
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}
 HOST = os.uname().nodename
@@ -193,7 +195,7 @@ def test_a_pool_process_of_a_worker_is_killed(tmp_path):
 # -- slow is not dead --
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stopped_for_20_s_is_not_dead(tmp_path, caplog):
     accounts = Accounts()
     with cluster(tmp_path, env_kwargs={"step_s": 0.002}, heartbeat_s=1.0, resend_s=5.0) as envs:
@@ -581,7 +583,6 @@ def test_head_is_killed(run_folders):
         wait_until(lambda: not run_folders(), "the folders are gone", timeout_s=10.0)
 
 
-@pytest.mark.slow
 def test_head_is_stopped_and_goes_on(run_folders, tmp_path):
     """Longer than any worker waits for it: the workers leave, but remove nothing that they have not made."""
     mine = tmp_path / "mine"

@@ -17,6 +17,8 @@ from envfleet.launchers.local import Local
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.waiting import own_children, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def cluster(num_workers=2, **settings):
     return ClusterEnv("CartPole-v1", num_workers, 2, backend="serial", **settings)

@@ -25,6 +25,8 @@ from envfleet.launchers.ray.actor import ActorCommand
 from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 JOIN = encode(Join(protocol=PROTOCOL_VERSION, worker=0, host="evil", pid=1))
 NUM_ROLLOUTS = 30
 

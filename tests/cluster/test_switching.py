@@ -15,6 +15,8 @@ from envfleet.contract.errors import ChildDied, ClusterTimeout, EnvBusy, UsageEr
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}
 
 

@@ -43,7 +43,7 @@ HEAD = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("silence_s", "cut_s"), [(3.0, 5.0), (30.0, 34.0)], ids=["quick", "default settings"])
 def test_a_cut_while_weights_are_under_way(tun_wire_or_skip, silence_s, cut_s):

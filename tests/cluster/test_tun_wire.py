@@ -15,7 +15,7 @@ from tests.support.cluster.tun_wire import Direction, Link, TunWire, addresses, 
 from tests.support.scripts import script_environment
 from tests.support.waiting import is_running, wait_until
 
-pytestmark = pytest.mark.usefixtures("tun_wire_or_skip")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tun_wire_or_skip")]
 
 NUM_BYTES = 3_000_000
 RECEIVER = """

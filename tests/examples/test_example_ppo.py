@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.scripts import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"num_envs_per_worker": 2, "num_rollout_steps": 64, "num_epochs": 2, "total_steps": 600}
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.scripts import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "flags",

@@ -7,6 +7,8 @@ from envfleet.testing import LAUNCHER_CHECKS, LauncherCase, check_launcher
 from tests.support import wrong_launchers as wrong
 from tests.support.wrong_launchers import Wrapped, Wrong
 
+pytestmark = pytest.mark.slow
+
 # Of each check: what is wrong, and what is said of it.
 WRONG = {
     "is_a_set_of_settings": [

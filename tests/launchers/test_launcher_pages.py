@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.scripts import DOCS
 
+pytestmark = pytest.mark.slow
+
 FENCE = re.compile(r"(\*Not run in tests: [^\n]*\*\n\n)?```([a-z-]+)\n(.*?)```", re.DOTALL)
 
 
@@ -34,6 +36,7 @@ def shell(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.engine
 def test_the_ssh_page(sshd, shell, tmp_path):
     printed = ""
     for language, text in blocks("ssh.md"):

@@ -22,6 +22,8 @@ from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 from tests.support.volunteer import PYTHON, volunteer
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"address": "tcp://127.0.0.1:0"}
 
 

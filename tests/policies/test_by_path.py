@@ -23,7 +23,7 @@ def test_plain_values_are_taken():
     [
         ({"sizes": [64, {"x": np.zeros(2)}]}, r"kwargs\['sizes'\]\[1\]\['x'\] must be a plain .* got numpy.ndarray"),
         ({"lr": np.float64(1)}, r"kwargs\['lr'\] must be a plain value .* got numpy.float64"),
-        ({"color": Color.RED}, r"got test_by_path.Color"),
+        ({"color": Color.RED}, r"got tests.policies.test_by_path.Color"),
         ({"f": print}, r"got builtins.builtin_function"),
         ({"d": {1: 2}}, r"keys of kwargs\['d'\] must be str; got 1"),
         ({"n": 2**64}, r"must fit into 64 bits"),

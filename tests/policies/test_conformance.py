@@ -24,6 +24,8 @@ torch = pytest.importorskip("torch")
 
 from tests.support.agents import torch_agents as agents  # noqa: E402  # needs torch
 
+pytestmark = pytest.mark.slow
+
 OBS = spaces.Box(-2, 2, (4,), np.float32)
 MASKED_OBS = spaces.Dict({"mask": spaces.MultiBinary(3), "position": OBS})
 DISCRETE = spaces.Discrete(3)

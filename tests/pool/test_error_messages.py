@@ -18,6 +18,8 @@ from envfleet.testing import ScriptedEnv
 from tests.support.native_makers import make_native
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 backends = pytest.mark.parametrize("backend", ["native", "process", "serial", "vector"])
 python_backends = pytest.mark.parametrize("backend", ["process", "serial"])
 

@@ -14,6 +14,8 @@ import envfleet
 from envfleet.contract.errors import ChildDied
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 NUM_ENVS = 5
 
 

@@ -17,6 +17,8 @@ from envfleet._native.core import AreaResize
 from envfleet.testing.envs import ScriptedEnv
 from envfleet.testing.programs import require_equal
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"height": 32, "width": 40}
 
 

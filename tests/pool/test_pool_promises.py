@@ -15,6 +15,8 @@ from envfleet.pool.native import backend as native
 from envfleet.testing import Act, ScriptedEnv
 from tests.support.native_makers import make_native
 
+pytestmark = pytest.mark.slow
+
 STEP = 1  # of ScriptedEnv's observations
 NUM_ENVS = 4
 SLEEP_S = 3.0

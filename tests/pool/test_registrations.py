@@ -15,6 +15,8 @@ import envfleet
 from envfleet.pool.registrations import Registrations, is_gymnasiums_own
 from envfleet.testing import ScriptedEnv
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 import gymnasium
 class ModuleEnv(gymnasium.Env):

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 
 def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = 20.0) -> None:
@@ -17,23 +16,16 @@ def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], tim
 
 def is_running(pid: int) -> bool:
     """False for a process that is gone, or is a zombie that nobody has reaped yet."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in (b"Z", b"X")
 
 
 def descendants(pid: int) -> list[int]:
     """All processes below `pid`."""
     parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (stat := _stat(int(name))) is not None:
+            parents[int(name)] = int(stat[1])
     found: list[int] = []
     layer = [pid]
     while layer:
@@ -44,3 +36,12 @@ def descendants(pid: int) -> list[int]:
 
 def own_children() -> set[int]:
     return {pid for pid in descendants(os.getpid()) if is_running(pid)}
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """A process's state, its parent and what follows; None if it is gone. Every test reads this of every process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return file.read(1024).rpartition(b")")[2].split(None, 2)
+    except (FileNotFoundError, ProcessLookupError):
+        return None

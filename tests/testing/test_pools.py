@@ -19,6 +19,13 @@ NATIVE_MAKERS = {
     "native-3": partial(make_native, num_workers=3),
 }
 MAKERS = PYTHON_MAKERS | NATIVE_MAKERS
+MARKS = {"process-1": pytest.mark.long, "process-3": pytest.mark.slow}
+
+
+def marked(makers):
+    return [pytest.param(maker, marks=MARKS.get(maker, ())) for maker in makers]
+
+
 modes = pytest.mark.parametrize("mode", list(envfleet.Autoreset), ids=lambda mode: mode.name.lower())
 
 
@@ -30,18 +37,18 @@ def helpers_are_always_called(monkeypatch):
 
 @modes
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("maker", marked(MAKERS))
 def test_conformance(maker, check, mode):
     check(MAKERS[maker], mode)
 
 
 @modes
 @pytest.mark.parametrize("check", PYTHON_ENV_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("maker", PYTHON_MAKERS)
+@pytest.mark.parametrize("maker", marked(PYTHON_MAKERS))
 def test_conformance_of_python_envs(maker, check, mode):
     check(PYTHON_MAKERS[maker], mode)
 
 
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("maker", marked(MAKERS))
 def test_batches_are_leases(maker):
     check_leases(MAKERS[maker])

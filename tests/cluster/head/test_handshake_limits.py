@@ -18,6 +18,8 @@ from tests.support.cluster import attacker
 from tests.support.scripts import script_environment
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 MOST_GROWTH_BYTES = 20 << 20
 ATTACK_S = 6.0
 NUM_DESCRIPTORS = 300  # of the head's process

@@ -5,12 +5,15 @@ import subprocess
 import sys
 import time
 
+import pytest
 import zmq  # noqa: TID253 - this process is a cluster's own
 
 from envfleet.cluster.wire.sockets import open_dealer
 from tests.support.cluster.relay import Relay
 from tests.support.scripts import script_environment
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 NAME = b"a worker's name."
 HEAD_SILENCE_S = 6.0  # the head's socket asks every 2 s whether the other side is there

@@ -16,6 +16,8 @@ from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, FromWorker, Heartbeat, Join, Leaving
 from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = {int: 1, float: 0.0, str: "x", bool: True, dict[str, Any]: {}, Any: [], msgspec.Raw: []}
 MESSAGES = [
     kind(**{each.name: SAMPLES[each.type] for each in msgspec.structs.fields(kind) if each.required})

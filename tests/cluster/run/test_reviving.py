@@ -14,6 +14,8 @@ from envfleet.launchers.local import Local
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 class Engine:
     """Local processes of an engine that replaces those which have failed; `refusals` times it cannot start one."""

@@ -16,6 +16,8 @@ from tests.support.envs.cluster_envs import CountingEnv
 from tests.support.scripts import script_environment
 from tests.support.waiting import descendants, is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import os, time
 import envfleet

@@ -13,6 +13,8 @@ from tests.support.cluster.relay import Relay
 from tests.support.envs.cluster_envs import Accounts, HeavyAgent, WideEnv
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 MB = 1 << 20
 OBS_BYTES = 8 * WideEnv.NUM_NUMBERS
 WINDOW_BYTES = WINDOW * CHUNK_BYTES

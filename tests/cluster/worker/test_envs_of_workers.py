@@ -10,6 +10,8 @@ import pytest
 import envfleet
 from tests.support.envs.cluster_envs import Agent
 
+pytestmark = pytest.mark.slow
+
 NUM_ENVS = 4
 BACKENDS = {
     "serial": {"backend": "serial"},

@@ -21,6 +21,8 @@ from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.scripts import script_environment
 from tests.support.waiting import is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 class SlowEnv(gymnasium.Wrapper):
     """20 ms a step; each leaves a byte in a file."""

@@ -5,6 +5,8 @@ import pytest
 
 import envfleet
 
+pytestmark = pytest.mark.slow
+
 HEADER = """
 #include "engine/registry.h"
 

@@ -6,6 +6,8 @@ from numpy.testing import assert_array_equal
 
 import envfleet
 
+pytestmark = pytest.mark.slow
+
 PIXELS = envfleet.Pixels(height=40, width=60, grayscale=True)
 
 

@@ -22,6 +22,8 @@ from tests.support.agents.detach_agents import DiscreteAgent, linear
 from tests.support.agents.worker_policies import MaskedAgent, MaskedEnv, SacActor, SwitchesAgent, Td3Actor
 from tests.support.envs.detach_envs import EveryKindEnv
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "Q network": ("CartPole-v1", lambda: EpsilonGreedy(linear(4, 2, 1), epsilon=0.3)),
     "SAC": ("Pendulum-v1", lambda: SquashedGaussian(SacActor())),

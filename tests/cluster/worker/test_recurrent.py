@@ -21,6 +21,8 @@ from tests.support.agents.recurrent_agents import (
     WrongPolicy,
 )
 
+pytestmark = pytest.mark.slow
+
 T, N = 12, 3  # steps, envs of each worker
 NUM_PROBES, MAX_LAG = 20, 3
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

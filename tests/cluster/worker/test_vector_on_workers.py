@@ -8,6 +8,8 @@ from numpy.testing import assert_array_equal
 import envfleet
 from envfleet.testing.envs import ScriptedEnv
 
+pytestmark = pytest.mark.slow
+
 IGNORED = "ignore::UserWarning"  # EnvPool's spaces lose precision, and Gymnasium says so
 
 

@@ -18,6 +18,8 @@ from envfleet.launchers.slurm.settings import Slurm
 from envfleet.launchers.slurm.status import elements_of
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 JOB = WorkerJob(num_workers=2, argv=("-m", "worker"), environment={"ENVFLEET_KEYS": "secret"}, run_dir=Path())
 HANG = "exec sleep 60"
 

@@ -82,7 +82,6 @@ def test_the_address_can_be_given(other_network):
         assert listening() == {HEAD}
 
 
-@pytest.mark.slow
 def test_the_cable_is_cut_and_mended(other_network):
     """ssh sees a dead link by itself; the worker does, too, and leaves."""
     options = ["ServerAliveInterval=1", "ServerAliveCountMax=1", "ConnectTimeout=1"]

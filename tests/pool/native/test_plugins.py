@@ -9,6 +9,8 @@ from numpy.testing import assert_array_equal
 import envfleet
 from tests.support.scripts import DOCS
 
+pytestmark = pytest.mark.slow
+
 GUIDE = DOCS / "native_env.md"
 
 

@@ -19,6 +19,8 @@ from envfleet.testing.programs import require_equal
 from tests.support.native_makers import make_native
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 MODES = list(envfleet.Autoreset)
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
 

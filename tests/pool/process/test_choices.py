@@ -14,6 +14,8 @@ from envfleet.pool.process.step_timing import StepTimes, advice, fitting_num_wor
 from envfleet.testing import ScriptedEnv
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cgroups(tmp_path):

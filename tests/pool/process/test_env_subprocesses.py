@@ -15,6 +15,8 @@ from tests.support.envs.spawning_env import SpawningEnv
 from tests.support.scripts import script_environment
 from tests.support.waiting import descendants, is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 NO_ACTS = np.zeros(2, int)
 
 

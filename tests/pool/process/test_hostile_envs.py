@@ -12,6 +12,8 @@ from gymnasium import spaces
 import envfleet
 from envfleet.testing import ScriptedEnv
 
+pytestmark = pytest.mark.slow
+
 
 class HostileEnv(gymnasium.Env):
     """Action k does the k-th thing; `shows` is in every info."""

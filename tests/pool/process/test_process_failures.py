@@ -15,6 +15,8 @@ from envfleet.pool.process.resources import CLOSE_GRACE_S
 from envfleet.testing import Act, ScriptedEnv
 from tests.support.waiting import is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 STEP = 1
 
 

@@ -17,6 +17,8 @@ import envfleet
 from envfleet.testing import Act, ScriptedEnv
 from tests.support.waiting import descendants, is_running, own_children, wait_until
 
+pytestmark = pytest.mark.slow
+
 MAKE = """
     import sys, time
     import numpy as np

@@ -10,6 +10,8 @@ pytest.importorskip("cv2", reason="needs opencv-python-headless, for Gymnasium's
 from envfleet.pool.simulators.atari import AtariEnv
 from tests.support.oracle_atari import make_oracle
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "pong": ("pong", {}),
     "breakout, a life at a time": ("breakout", {"terminal_on_life_loss": True}),

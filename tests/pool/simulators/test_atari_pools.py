@@ -17,6 +17,8 @@ from ale_py import roms
 
 from envfleet.pool.simulators.atari import AtariSettings
 
+pytestmark = pytest.mark.slow
+
 MODES = list(envfleet.Autoreset)
 
 

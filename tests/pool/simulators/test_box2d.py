@@ -20,6 +20,8 @@ from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import box2d as native_box2d
 from tests.support.box2d_policies import FIRST_SEED, TRIALS, WIND
 
+pytestmark = pytest.mark.slow
+
 IDS = ["LunarLander-v3", "LunarLanderContinuous-v3", "BipedalWalker-v3", "BipedalWalkerHardcore-v3"]
 OPTIONS = [
     *((env_id, {}) for env_id in IDS),
@@ -142,7 +144,7 @@ def ks_distance(a, b):
 
 
 @needs_native
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
 def test_returns_and_lengths_are_gymnasiums(trial):
     """500 episodes with a random and with a good policy, against golden/make_box2d_episodes.py's of Gymnasium.

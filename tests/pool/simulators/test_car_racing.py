@@ -4,10 +4,13 @@ import warnings
 
 import gymnasium
 import numpy as np
+import pytest
 from numpy.testing import assert_array_equal
 
 import envfleet
 from envfleet.pool.process.backend import ProcessBackend
+
+pytestmark = pytest.mark.slow
 
 NUM_ENVS, NUM_STEPS = 2, 12
 

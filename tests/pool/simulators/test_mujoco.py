@@ -21,6 +21,7 @@ from envfleet.pool.simulators import mujoco as native_mujoco
 from envfleet.testing.programs import require_equal
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not native_mujoco.is_available(), reason="needs the mujoco that EnvFleet was compiled with"),
     pytest.mark.filterwarnings("ignore:.*out of date"),  # v4
 ]
@@ -146,6 +147,7 @@ def test_episodes(env_id):
     assert require_equal_episodes(Case(env_id, num_steps=250, max_episode_steps=100)) >= 2 * NUM_ENVS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env_id", V5)
 def test_episodes_as_long_as_they_are_registered(env_id):
     num_steps = gymnasium.spec(env_id).max_episode_steps + 5
@@ -157,6 +159,7 @@ def test_options(case):
     require_equal_episodes(case)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", EXTREME, ids=lambda case: f"{case.id},reach={case.reach}")
 def test_no_action_and_actions_beyond_the_bounds(case):
     require_equal_episodes(case)

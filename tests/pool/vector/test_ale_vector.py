@@ -8,6 +8,8 @@ from numpy.testing import assert_array_equal
 
 import envfleet
 
+pytestmark = pytest.mark.slow
+
 ale_py = pytest.importorskip("ale_py", reason="needs envfleet[atari]")
 
 SETTINGS = {"max_num_frames_per_episode": 30, "noop_max": 4}

@@ -14,6 +14,8 @@ from numpy.testing import assert_array_equal
 
 import envfleet
 
+pytestmark = pytest.mark.slow
+
 GO_ON = np.zeros(2, np.int64)
 FIRST = np.array([True, False])
 SECOND = np.array([False, True])
