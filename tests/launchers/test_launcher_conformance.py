@@ -50,8 +50,8 @@ WRONG = {
         (Wrong(wrong.LeavesFile), "script.sh"),
     ],
     "impossible_resources_are_refused": [
-        (Wrong(), "was to be refused"),
-        (Wrong(wrong.WaitsForEver), "nobody has refused"),
+        (Wrong(), "must be refused"),
+        (Wrong(wrong.WaitsForEver), "has not refused within"),
         (Wrong(wrong.FailsWithoutWords), "'memory' is not in the error"),
     ],
 }

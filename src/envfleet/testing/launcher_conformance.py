@@ -1,6 +1,6 @@
-"""The conformance suite for launchers: what each must do, whatever engine starts its workers.
+"""The conformance suite of launchers: what every launcher must do, whatever engine starts its workers.
 
-Each check takes a LauncherCase, and starts a few real workers with it.
+Each check takes a LauncherCase and starts one to three real workers with it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from envfleet.testing.launcher_fleet import (
 
 __all__ = ["AGENT", "LAUNCHER_CHECKS", "LauncherCase", "check_launcher", "kill_on_this_host", "runs_on_this_host"]
 
-LEFT_IN_RUN_DIR = "worker-*.log"  # the run removes these with its folder; all else is the launcher's to remove
-SHORTEST_SECRET = 16  # characters
+LEFT_IN_RUN_DIR = "worker-*.log"  # the run removes these with its folder; the launcher must remove all else
+SHORTEST_SECRET = 16  # characters of a word of the environment that counts as a key
 
 
 def check_launcher(
@@ -50,7 +50,22 @@ def check_launcher(
     timeout_s: float = 60.0,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run all checks on a launcher; an AssertionError, or the cluster's own error, says what is wrong with it."""
+    """Run all checks on a launcher.
+
+    Args:
+        launcher: The launcher to check.
+        impossible: The same kind of launcher, asking for resources that its engine does not have. None: not checked.
+        impossible_says: Text that the error of `impossible` must contain, such as the user's setting.
+        kill: Kills the process of a worker, as a crash would.
+        is_running: Returns whether the process of a worker runs.
+        has_logs: Whether the launcher can read what workers print.
+        timeout_s: The most seconds that each wait may take.
+        settings: Further arguments of ClusterEnv.
+
+    Raises:
+        AssertionError: The launcher breaks a rule; the message says which.
+        EnvFleetError: A cluster with this launcher failed.
+    """
     case = LauncherCase(
         launcher, impossible, impossible_says, kill, is_running, has_logs, timeout_s, dict(settings or {})
     )
@@ -59,7 +74,7 @@ def check_launcher(
 
 
 def is_a_set_of_settings(case: LauncherCase) -> None:
-    """It cannot be changed, and says what the run asks of it before anything is started."""
+    """The launcher is a frozen dataclass, and answers the run's questions before anything is started."""
     launcher = case.launcher
     assert dataclasses.is_dataclass(launcher) and not isinstance(launcher, type), "a launcher is a frozen dataclass"
     for each in dataclasses.fields(launcher):
@@ -75,7 +90,7 @@ def is_a_set_of_settings(case: LauncherCase) -> None:
 
 
 def workers_join_and_work(case: LauncherCase) -> None:
-    """All join; envs step, the policy acts on the workers; states, logs and their places can be read meanwhile."""
+    """All workers join, envs step and the policy acts; states and logs of workers can be read meanwhile."""
     with running_fleet(case) as fleet:
         cluster, job = fleet.cluster, fleet.job
         obs, _ = cluster.reset(seed=0)
@@ -95,7 +110,7 @@ def workers_join_and_work(case: LauncherCase) -> None:
 
 
 def secrets_stay_secret(case: LauncherCase) -> None:
-    """The run's keys stand on no command line, in no log and status, and in no file that others can read."""
+    """The run's keys are on no command line, in no log or status, and in no file that others can read."""
     with all_command_lines() as seen, running_fleet(case, num_workers=1) as fleet:
         fleet.require_rollout(1)
         job, worker_job = fleet.job, fleet.worker_job
@@ -120,19 +135,19 @@ def secrets_stay_secret(case: LauncherCase) -> None:
 
 
 def a_killed_worker_comes_back(case: LauncherCase) -> None:
-    """Another process takes its place, and the others do not notice."""
+    """Another process replaces a killed worker, and the other workers keep theirs."""
     with running_fleet(case) as fleet:
         before = fleet.workers()
         case.kill(before[1])
         fleet.wait_for_another(before[1])
         fleet.require_rollout(NUM_WORKERS)
         assert fleet.workers()[0].pid == before[0].pid, "worker 0 was not killed, but is another process now"
-        # An engine that starts it again may be quicker than anybody who asks.
-        assert fleet.job.revives or fleet.workers()[1].problem, "nobody has told why worker 1 was lost"
+        # An engine that revives workers may be quicker than the head's next look at it.
+        assert fleet.job.revives or fleet.workers()[1].problem, "the reason why worker 1 was lost is not reported"
 
 
 def restart_replaces_a_worker(case: LauncherCase) -> None:
-    """Job.restart(worker), while it works: another process takes its place, and the old one is gone."""
+    """Job.restart(worker) replaces a working worker by another process and ends the old one."""
     with running_fleet(case) as fleet:
         before = fleet.workers()
         fleet.job.restart(0)
@@ -143,7 +158,7 @@ def restart_replaces_a_worker(case: LauncherCase) -> None:
 
 
 def the_fleet_grows_and_shrinks(case: LauncherCase) -> None:
-    """scale() up and down; who stays is not disturbed."""
+    """scale() adds and removes workers, and the others keep their processes."""
     with running_fleet(case, num_workers=1) as fleet:
         first = fleet.workers()[0]
         fleet.require_rollout(1)
@@ -158,7 +173,7 @@ def the_fleet_grows_and_shrinks(case: LauncherCase) -> None:
 
 
 def runs_do_not_disturb_each_other(case: LauncherCase) -> None:
-    """A launcher is used for two runs at once; when one of them ends, the other goes on."""
+    """One launcher serves two runs at a time; when one of them ends, the other goes on."""
     with running_fleet(case, num_workers=1) as lasting:
         before = lasting.workers()
         with running_fleet(case, num_workers=1) as passing:
@@ -168,7 +183,7 @@ def runs_do_not_disturb_each_other(case: LauncherCase) -> None:
 
 
 def cancel_leaves_nothing(case: LauncherCase) -> None:
-    """Workers whose head is deaf, and cannot tell them to leave, are ended by the launcher, with all it made."""
+    """cancel() ends workers that no head has told to leave, and removes what the launcher has created."""
     mark = f"30.{secrets.randbelow(10**9):09d}"  # on the command line of these workers, and of no others
     workers = range(NUM_WORKERS)
     with tempfile.TemporaryDirectory(prefix="envfleet-") as folder, DeafHead() as head:
@@ -205,7 +220,7 @@ def cancel_leaves_nothing(case: LauncherCase) -> None:
 
 
 def impossible_resources_are_refused(case: LauncherCase) -> None:
-    """The error comes by itself, and says what is wrong."""
+    """A request that the engine can never fulfil raises an error that says what is wrong."""
     if case.impossible is None:
         return
     begun_s = time.monotonic()
@@ -214,10 +229,10 @@ def impossible_resources_are_refused(case: LauncherCase) -> None:
             pass
     except EnvFleetError as error:
         is_late = time.monotonic() - begun_s > case.timeout_s
-        assert not is_late, f"nobody has refused, until the suite itself did after {case.timeout_s:g} s: {error}"
+        assert not is_late, f"the launcher has not refused within {case.timeout_s:g} s: {error}"
         assert case.impossible_says in str(error), f"{case.impossible_says!r} is not in the error: {error}"
     else:
-        raise AssertionError(f"{case.impossible} was to be refused, but its workers have joined")
+        raise AssertionError(f"{case.impossible} must be refused, but its workers have joined")
 
 
 LauncherCheck = Callable[[LauncherCase], None]

@@ -1,4 +1,4 @@
-"""What the checks of launchers look at: a small cluster and the job behind it, and all processes of this machine."""
+"""LauncherCase and Fleet: what the checks of launchers run and look at."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from envfleet.policies.functions import FunctionPolicy
 NUM_WORKERS = 2
 NUM_ENVS_PER_WORKER = 2
 NUM_STEPS = 8
-LOOK_S = 0.05
+LOOK_S = 0.05  # seconds between two looks while a check waits
 
 
 def kill_on_this_host(worker: WorkerStats) -> None:
-    """SIGKILL, for a worker that runs here."""
+    """Kill the process of a worker of this machine with SIGKILL."""
     assert worker.host == socket.gethostname(), f"worker {worker.worker} runs on {worker.host}: pass kill="
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
 
 
 def runs_on_this_host(worker: WorkerStats) -> bool:
-    """Whether its process is there; False for one of another host: pass is_running= if you can tell."""
+    """Return whether the process of a worker runs on this machine.
+
+    False for workers of other machines: pass your own `is_running=` if you can ask them.
+    """
     if worker.pid is None or worker.host != socket.gethostname():
         return False
     try:
@@ -47,20 +50,20 @@ def runs_on_this_host(worker: WorkerStats) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LauncherCase:
-    """A launcher, and what the suite must know of its engine."""
+    """A launcher, and what the suite must know of its engine. For the fields see `check_launcher`."""
 
     launcher: Launcher
-    impossible: Launcher | None = None  # the same kind, which asks for what the engine does not have; None: unchecked
-    impossible_says: str = ""  # what the error of that one must contain: the engine's words, the user's setting
-    kill: Callable[[WorkerStats], None] = kill_on_this_host  # ends a worker's process, as a crash would
+    impossible: Launcher | None = None
+    impossible_says: str = ""
+    kill: Callable[[WorkerStats], None] = kill_on_this_host
     is_running: Callable[[WorkerStats], bool] = runs_on_this_host
-    has_logs: bool = True  # the launcher can read what workers print
-    timeout_s: float = 60.0  # for each wait
-    settings: Mapping[str, Any] = field(default_factory=dict)  # further arguments of ClusterEnv
+    has_logs: bool = True
+    timeout_s: float = 60.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Watched:
-    """A launcher that remembers what it was given and what it has started, so that the suite can ask the job itself."""
+class _RecordingLauncher:
+    """A launcher that keeps its WorkerJob and its Job, so that the suite can call the Job itself."""
 
     def __init__(self, launcher: Launcher, timeout_s: float) -> None:
         self.launcher = launcher
@@ -78,7 +81,7 @@ class _Watched:
 
     @property
     def queue_timeout_s(self) -> float | None:
-        """Also who would wait for resources without end has one here."""
+        """Limit the wait for resources, also of a launcher that has no limit."""
         own_s = self.launcher.queue_timeout_s
         return self.timeout_s if own_s is None else min(own_s, self.timeout_s)
 
@@ -87,12 +90,12 @@ class _Watched:
 
     def launch(self, job: WorkerJob) -> Job:
         self.worker_job = job
-        self.job = _OneAtATime(self.launcher.launch(job))
+        self.job = _LockedJob(self.launcher.launch(job))
         return self.job
 
 
-class _OneAtATime:
-    """A job whose methods are called one at a time, as is promised to it: by the run's keeper, and by the suite."""
+class _LockedJob:
+    """A job whose methods are called one at a time, as Job promises, though the run and the suite both call them."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -129,7 +132,7 @@ class _OneAtATime:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A cluster that runs, and the job behind it."""
+    """A running cluster and the job of its workers."""
 
     case: LauncherCase
     cluster: ClusterEnv
@@ -137,15 +140,15 @@ class Fleet:
     worker_job: WorkerJob
 
     def workers(self) -> tuple[WorkerStats, ...]:
-        """As the head knows them now."""
+        """Return the workers as the head knows them now."""
         return self.cluster.stats().workers
 
     def has_all(self) -> bool:
-        """All have joined."""
+        """Return whether all workers have joined."""
         return all(worker.stage == "present" for worker in self.workers())
 
     def wait_for_another(self, old: WorkerStats) -> None:
-        """Until another process has the place of `old`."""
+        """Wait until another process has replaced the worker `old`."""
 
         def has_come() -> bool:
             worker = self.workers()[old.worker]
@@ -154,7 +157,7 @@ class Fleet:
         wait_until(has_come, f"worker {old.worker} has come back as another process", self.case)
 
     def require_rollout(self, num_workers: int) -> None:
-        """So many workers act, and their envs step."""
+        """Collect a rollout, and assert that it has rows of `num_workers` workers."""
         rollout = self.cluster.rollout(AGENT, NUM_STEPS)
         shape = np.shape(rollout.rewards)
         assert shape == (NUM_STEPS, num_workers * NUM_ENVS_PER_WORKER), f"the rollout has shape {shape}"
@@ -162,19 +165,19 @@ class Fleet:
 
 @contextlib.contextmanager
 def running_fleet(case: LauncherCase, num_workers: int = NUM_WORKERS) -> Iterator[Fleet]:
-    """A cluster whose workers have all joined."""
-    watched = _Watched(case.launcher, case.timeout_s)
+    """Start a cluster, and yield it when all its workers have joined."""
+    recorder = _RecordingLauncher(case.launcher, case.timeout_s)
     settings: dict[str, Any] = {
-        "backend": "serial",  # such workers start fastest
+        "backend": "serial",  # workers with this backend start fastest
         "start_timeout_s": case.timeout_s,
         "timeout_s": case.timeout_s,
-        # Without a network a run has no keys.
+        # tcp also on one machine: without a network a run has no keys.
         "address": "tcp://127.0.0.1:0" if case.launcher.is_on_this_host else None,
         **case.settings,
     }
-    with ClusterEnv("CartPole-v1", num_workers, NUM_ENVS_PER_WORKER, launcher=watched, **settings) as cluster:
-        assert watched.job is not None and watched.worker_job is not None
-        fleet = Fleet(case, cluster, watched.job, watched.worker_job)
+    with ClusterEnv("CartPole-v1", num_workers, NUM_ENVS_PER_WORKER, launcher=recorder, **settings) as cluster:
+        assert recorder.job is not None and recorder.worker_job is not None
+        fleet = Fleet(case, cluster, recorder.job, recorder.worker_job)
         assert fleet.has_all() and len(fleet.workers()) == num_workers
         yield fleet
 
@@ -188,35 +191,34 @@ AGENT = FunctionPolicy(_push_right, weights={"w": np.ones(4, np.float32)})
 
 
 class DeafHead:
-    """Takes connections, and says nothing."""
+    """A head that accepts connections, but never answers."""
 
     def __init__(self) -> None:
-        """Listen, at a free port."""
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.setblocking(False)
         self._connections: list[socket.socket] = []
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
 
     def num_connections(self) -> int:
-        """So many have come so far."""
+        """Return the number of connections so far."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._connections.append(self._server.accept()[0])
         return len(self._connections)
 
     def __enter__(self) -> DeafHead:
-        """The head itself."""
+        """Return this head."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close all."""
+        """Close all connections."""
         for each in (self._server, *self._connections):
             each.close()
 
 
 @contextlib.contextmanager
 def all_command_lines() -> Iterator[set[str]]:
-    """All command lines that this machine shows while the body runs: a secret on one of them is no secret."""
+    """Yield the set of all command lines that this machine shows while the body runs; it fills meanwhile."""
     seen: set[str] = set()
     is_over = threading.Event()
 
@@ -243,12 +245,12 @@ def _command_lines() -> dict[int, str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes of this machine, with the mark on their command line."""
+    """Return the pids of all processes of this machine with `mark` on their command line."""
     return [pid for pid, line in _command_lines().items() if mark in line]
 
 
 def wait_until(condition: Callable[[], bool], what: str, case: LauncherCase) -> None:
-    """Look again and again, until the case's time is over."""
+    """Wait until a condition holds; raise AssertionError after the case's `timeout_s`."""
     deadline_s = time.monotonic() + case.timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"after {case.timeout_s:g} s still not true: {what}"

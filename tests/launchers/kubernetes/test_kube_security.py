@@ -51,9 +51,9 @@ def test_what_the_settings_say():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"run_as_user": "me"}, "run_as_user must be the number"),
-        ({"run_as_user": -1}, "run_as_user must be the number"),
-        ({"run_as_user": True}, "run_as_user must be the number"),
+        ({"run_as_user": "me"}, "run_as_user must be a numeric"),
+        ({"run_as_user": -1}, "run_as_user must be a numeric"),
+        ({"run_as_user": True}, "run_as_user must be a numeric"),
         ({"run_as_non_root": "yes"}, "run_as_non_root must be"),
         ({"run_as_user": 0, "run_as_non_root": True}, "run_as_user=0 is root"),
         ({"head_timeout_s": 0}, "head_timeout_s must be"),

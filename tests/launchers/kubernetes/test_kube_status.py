@@ -342,7 +342,7 @@ def test_pods_are_forbidden():
 
 
 def test_job_is_gone():
-    assert told([], []) == (ENDED, "its Job is gone: somebody has deleted it")
+    assert told([], []) == (ENDED, "its Job is gone: it was deleted by others")
     assert told([], [pod(phase="Failed", state=ended(137))])[0] is ENDED
     leaving = job()
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"

@@ -88,7 +88,7 @@ class Watched:
 
     def begun(self, worker):
         """Where a worker is, as its actor has told."""
-        return self.job.unguarded._posts[worker].begun
+        return self.job.unguarded._actors[worker].begun
 
 
 def watched(**settings):

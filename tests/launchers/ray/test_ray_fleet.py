@@ -194,7 +194,7 @@ def test_restart_in_a_group_that_somebody_removed(ray_nodes):
     launcher = watched()
     with cluster(launcher, num_workers=1) as envs:
         before = envs.stats().workers[0]
-        remove_placement_group(launcher.job.unguarded._posts[0].group.placement_group)  # Ray kills what runs there
+        remove_placement_group(launcher.job.unguarded._actors[0].group.placement_group)  # Ray kills what runs there
         wait_for_another(envs, before)
         assert envs.rollout(AGENT, 8).rewards.shape == (8, 2)
 

@@ -1,4 +1,4 @@
-"""take_keys: a worker takes the run's keys, and leaves none where the code of its envs and policies could find them."""
+"""take_keys: read the run's keys, and erase them from where the code of envs and policies could read them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from envfleet.contract.worker_environment import KEYS_VARIABLE
 
 
 def take_keys(keys_file: Path | None) -> str | None:
-    """The keys in `keys_file`, or those in the environment, from which they are removed in any case.
+    """Return the run's keys, and remove them from this process's environment.
 
-    `os.environ` is a copy: the kernel shows the memory that a process was started with as `/proc/PID/environ`, to all
-    processes of this user. So that memory is overwritten, too.
+    `os.environ` is a copy. All processes of this user can read the memory that a process was started with, as
+    `/proc/PID/environ`, so that memory is overwritten too.
+
+    Args:
+        keys_file: The file with the keys. None: they are in the environment.
+
+    Returns:
+        The keys; None if there are none.
+
+    Raises:
+        ClusterError: The file cannot be read, or other users can read it.
     """
     keys = os.environ.get(KEYS_VARIABLE)
     if keys is not None:
@@ -24,7 +33,7 @@ def take_keys(keys_file: Path | None) -> str | None:
 
 
 def _overwrite(name: str) -> None:
-    """Fill the value of a variable with zeros, where it is."""
+    """Fill the value of a variable with zeros, in place."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     address = libc.getenv(os.fsencode(name))

@@ -1,4 +1,4 @@
-"""KubernetesApi: the few calls that EnvFleet makes to the API server, each with a deadline, its refusals in words."""
+"""KubernetesApi: the calls that EnvFleet makes to the API server. Each has a deadline; refusals become errors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
 logger = logging.getLogger("envfleet.launchers")
 
 CONNECT_S, ANSWER_S = 3.0, 5.0
-LEAST_S = 1.0  # for a call at the very end
+LEAST_S = 1.0  # the least that a call has, also after the deadline of all calls
 POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-STRICT = "Strict"  # unknown and duplicate fields are refused; a server drops them otherwise
+STRICT = "Strict"  # the server refuses unknown and duplicate fields; by default it drops them
 LIST_TYPE = re.compile(r"[Ll]ist\[(.+)\]")  # how the client writes the type of a list
 ROLE_HINT = "docs/kubernetes.md has the Role that EnvFleet needs (deploy/rbac.yaml)"
 
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 class Unreachable(ClusterError):
-    """The API server does not answer, for now perhaps."""
+    """The API server does not answer now; it may later."""
 
 
 class NotThere(ClusterError):
@@ -38,14 +38,24 @@ class NotThere(ClusterError):
 
 
 class Forbidden(ClusterError):
-    """The user of the API may not do this."""
+    """The user of the API has no right to do this."""
 
 
 class KubernetesApi:
-    """One namespace of one cluster. Objects are plain dicts, as the API server writes them."""
+    """One namespace of one cluster. Objects are plain dicts, as the API server writes them.
+
+    All calls raise UsageError, ClusterError, or one of its kinds above.
+
+    Args:
+        namespace: The namespace of all objects.
+        context: A context of the kubeconfig. None: see `Kubernetes`.
+
+    Raises:
+        UsageError: There is no such configuration.
+        MissingExtra: The Kubernetes client is not installed.
+    """
 
     def __init__(self, namespace: str, context: str | None) -> None:
-        """Read the configuration; nothing is sent yet."""
         configuration = _configuration(context)
         configuration.retries = False  # the client's own retries would multiply every deadline
         client = client_module("client")
@@ -58,7 +68,7 @@ class KubernetesApi:
         self._deadline_s = float("inf")
 
     def answer_until(self, deadline_s: float) -> None:
-        """All calls from now on have one deadline, too."""
+        """Give all further calls a common deadline, by the monotonic clock."""
         self._deadline_s = deadline_s
 
     def create_secret(self, manifest: Object) -> Object:
@@ -68,13 +78,13 @@ class KubernetesApi:
         )
 
     def own_secret(self, name: str, owner: Object) -> Object:
-        """Have a Secret deleted with its owner."""
+        """Make Kubernetes delete a Secret together with its owner."""
         body = {"metadata": {"ownerReferences": [owner]}}
         call = self._core.patch_namespaced_secret
         return self._ask(call, "patch", "secrets", name=name, body=body, field_validation=STRICT)
 
     def delete_secret(self, name: str) -> None:
-        """Delete a Secret, if it is there."""
+        """Delete a Secret, if it exists."""
         with contextlib.suppress(NotThere):
             self._ask(self._core.delete_namespaced_secret, "delete", "secrets", name=name)
 
@@ -88,49 +98,49 @@ class KubernetesApi:
         return self._ask(call, "patch", "jobs", name=name, body=body, field_validation=STRICT)
 
     def delete_job(self, name: str) -> None:
-        """Delete a Job, if it is there, when its pods are gone."""
+        """Delete a Job, if it exists, after its pods."""
         with contextlib.suppress(NotThere):
             self._ask(self._batch.delete_namespaced_job, "delete", "jobs", name=name, propagation_policy="Foreground")
 
     def delete_pod(self, name: str) -> None:
-        """Have a pod told to leave, if it is there."""
+        """Delete a pod, if it exists; its worker is told to leave first."""
         with contextlib.suppress(NotThere):
             self._ask(self._core.delete_namespaced_pod, "delete", "pods", name=name)
 
     def jobs(self, selector: str) -> list[Object]:
-        """All Jobs with these labels."""
+        """Return all Jobs with these labels."""
         return _items(self._ask(self._batch.list_namespaced_job, "list", "jobs", label_selector=selector))
 
     def pods(self, selector: str) -> list[Object]:
-        """All pods with these labels."""
-        # "0": as the API server remembers it, without a question to its database.
+        """Return all pods with these labels."""
+        # "0": from the API server's cache, without a read of its database.
         call = self._core.list_namespaced_pod
         return _items(self._ask(call, "list", "pods", label_selector=selector, resource_version="0"))
 
     def warnings(self, uid: str) -> list[Object]:
-        """What the cluster warns of about an object."""
+        """Return the warnings (events) about an object."""
         selector = f"type=Warning,involvedObject.uid={uid}"
         return _items(self._ask(self._core.list_namespaced_event, "list", "events", field_selector=selector))
 
     def own_pod(self) -> Object | None:
-        """The pod of this process, if it is in this cluster and namespace."""
+        """Return the pod of this process; None if it is in no pod of this cluster and namespace."""
         if not self._is_own_cluster or _own_namespace() != self._namespace:
-            return None  # an owner elsewhere is one that is gone: what it owns would be deleted at once
+            return None  # Kubernetes takes an owner in another namespace for deleted, and would delete what it owns
         selector = f"metadata.name={os.environ.get('HOSTNAME') or socket.gethostname()}"
         call = self._core.list_namespaced_pod
-        # None, too, if the pod has another hostname than its name, as with hostNetwork.
+        # Not found if the pod's hostname is not its name, as with hostNetwork.
         return next(iter(_items(self._ask(call, "list", "pods", field_selector=selector))), None)
 
     def pod_log(self, name: str, container: str, max_bytes: int) -> str:
-        """The end of what a container of a pod has printed."""
-        tail = max(1, max_bytes // 20)  # the API counts from the front in bytes, but from the end in lines
+        """Return the end of what a container of a pod has printed, at most `max_bytes`."""
+        tail = max(1, max_bytes // 20)  # the API limits the end of a log in lines only
         call = self._core.read_namespaced_pod_log
         text = self._raw(call, "get", "pods/log", name=name, container=container, tail_lines=tail)
         return text[-max_bytes:].decode(errors="replace")
 
     def close(self) -> None:
         """Close the connections."""
-        with contextlib.suppress(Exception):  # of a client that is not used any more
+        with contextlib.suppress(Exception):  # the client is not used any more
             self._client.rest_client.pool_manager.clear()
 
     def _ask(self, call: Callable[..., Any], verb: str, resource: str, **arguments: Any) -> Object:
@@ -159,12 +169,21 @@ class KubernetesApi:
             raise Unreachable(
                 f"the Kubernetes API server at {self._server} does not answer ({what}): {reason}"
             ) from error
-        except ValueError as error:  # it checks what it sends, as the version of Kubernetes that it was made for
+        except ValueError as error:  # the client validates what it sends, by the Kubernetes version it was made for
             raise UsageError(f"the Kubernetes client refuses it ({what}): {_client_words(error)}") from error
 
 
 def refusal(status: int, words: str, what: str, verb: str, resource: str, namespace: str) -> Exception:
-    """What the API server has refused, for the user. Pure."""
+    """Return the error for a refusal of the API server. Pure.
+
+    Args:
+        status: The HTTP status.
+        words: What the API server said.
+        what: The call, for the message.
+        verb: The verb of the call: "create".
+        resource: The resource of the call: "jobs".
+        namespace: The namespace of the call.
+    """
     if status == 401:
         return ClusterError(f"Kubernetes does not know you ({what}): {words}. Log in again, or choose another context=")
     if status == 403 and "exceeded quota" in words:
@@ -178,7 +197,7 @@ def refusal(status: int, words: str, what: str, verb: str, resource: str, namesp
         )
     if status == 404 and re.search(r'namespaces? "', words):
         return ClusterError(
-            f"there is no namespace {namespace!r}: {words}. Make it with: kubectl create namespace {namespace}"
+            f"there is no namespace {namespace!r}: {words}. Create it with: kubectl create namespace {namespace}"
         )
     if status == 404:
         return NotThere(f"{what}: {words}")
@@ -190,7 +209,7 @@ def refusal(status: int, words: str, what: str, verb: str, resource: str, namesp
 
 
 def host_of_server(context: str | None) -> str:
-    """The host of the API server."""
+    """Return the host of the API server."""
     return urllib.parse.urlsplit(_configuration(context).host).hostname or ""
 
 
@@ -212,7 +231,7 @@ def _configuration(context: str | None) -> Any:
 
 
 def _is_own_cluster(context: str | None) -> bool:
-    """Is this a pod that uses its own account?"""
+    """Return whether this process is in a pod and uses the pod's service account."""
     is_in_a_pod = "KUBERNETES_SERVICE_HOST" in os.environ and POD_TOKEN.exists()
     return context is None and not os.environ.get("KUBECONFIG") and is_in_a_pod
 
@@ -225,7 +244,11 @@ def _own_namespace() -> str | None:
 
 
 def client_module(name: str) -> Any:
-    """A module of the official Kubernetes client."""
+    """Import a module of the official Kubernetes client.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
         return importlib.import_module(f"kubernetes.{name}")
     except ImportError as error:
@@ -256,7 +279,7 @@ def _unknown_fields(value: Any, type_name: str, path: str, models: Any) -> Itera
             yield from _unknown_fields(each, item.group(1), f"{path}[{number}]", models)
     model = getattr(models, type_name, None)
     if model is None or not isinstance(value, Mapping):
-        return  # a value, or a mapping whose keys are the user's own
+        return  # a scalar, or a mapping with free keys, such as labels
     types = {field: model.openapi_types[name] for name, field in model.attribute_map.items()}
     for field, each in value.items():
         inner = f"{path}.{field}".lstrip(".")
@@ -279,9 +302,9 @@ def _words(error: Any) -> str:
 
 
 def _client_words(error: ValueError) -> str:
-    """What is wrong, and where: `spec.template.spec.volumes.0.hostPth: Extra inputs are not permitted`."""
+    """Return what is wrong, and where: `spec.template.spec.volumes.0.hostPth: Extra inputs are not permitted`."""
     with contextlib.suppress(AttributeError, TypeError, KeyError):
-        faults: list[dict[str, Any]] = error.errors()  # type: ignore[attr-defined]  # of pydantic
+        faults: list[dict[str, Any]] = error.errors()  # type: ignore[attr-defined]  # a ValidationError of pydantic
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
     return str(error)
 

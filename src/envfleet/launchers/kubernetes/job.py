@@ -1,4 +1,4 @@
-"""KubernetesJob: the pods of one run, made by an Indexed Job and, if that gives a worker up, by Jobs of one worker."""
+"""KubernetesJob: the pods of one run. An Indexed Job makes them; Jobs of one worker replace those that it gives up."""
 
 from __future__ import annotations
 
@@ -40,20 +40,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("envfleet.launchers")
 
-LOOK_EVERY_S = 2.0
-LOOK_SOON_S = 0.5  # after something was asked for
-LOOK_AGAIN_S = 5.0  # after the API server did not answer
-WARNINGS_EVERY_S = 5.0
-MOST_QUESTIONS = 4  # about single pods in one look: the keeper must not be kept by a fleet that dies at once
-WORKERS_PER_LOOK = 200  # a list of more pods than these is asked for less often
+LOOK_EVERY_S = 2.0  # seconds between two lists of Jobs and pods
+LOOK_SOON_S = 0.5  # the same, after something was changed
+LOOK_AGAIN_S = 5.0  # the same, after the API server did not answer
+WARNINGS_EVERY_S = 5.0  # seconds between two readings of warnings
+MOST_QUESTIONS = 4  # about single pods in one look, so that it stays short when all workers fail at once
+WORKERS_PER_LOOK = 200  # with more workers than this, lists are asked for less often
 LOG_BYTES = 4000
 
 
 class KubernetesJob:
-    """A Job (see launcher.py) of pods."""
+    """A Job (see launcher.py) of pods.
+
+    Args:
+        settings: The user's settings.
+        job: What to start.
+
+    Raises:
+        UsageError: There is no Kubernetes configuration, or the API server refuses a field.
+        ClusterError: The API server refuses, or does not answer.
+    """
 
     def __init__(self, settings: Kubernetes, job: WorkerJob) -> None:
-        """Create all, or nothing."""
         self._settings = settings
         self._job = job
         self._run = f"envfleet-{secrets.token_hex(4)}"
@@ -62,14 +70,14 @@ class KubernetesJob:
         self._num_workers = job.num_workers
         self._created: list[str] = []  # names of Jobs, each with a Secret of the same name
         self._created_s: dict[str, float] = {}  # when each Job was created, by the clock of _since_boot_s()
-        self._head_pod: list[Manifest] = []  # a reference to it, if the head is in the cluster: Jobs go with their head
+        self._head_pod: list[Manifest] = []  # owner of the Jobs, if the head is a pod: they are deleted with it
         self._num_replacements = 0
         self._picture = Picture((), ())
         self._statuses: dict[int, WorkerStatus] = {}
-        self._since: dict[int, tuple[Kind, str, float]] = {}  # since when a worker's situation is what it is
-        # By worker and uid of the pod: how it ended, and what it said last.
+        self._since: dict[int, tuple[Kind, str, float]] = {}  # situation of each worker, and since when
+        # By worker and uid of the failed pod: how it ended, and its last lines.
         self._failures: dict[int, dict[str, tuple[str, str]]] = {}
-        self._last_logs: dict[int, str] = {}  # of the last failed pod of each worker: it may be deleted
+        self._last_logs: dict[int, str] = {}  # of the last failed pod of each worker, which may be deleted
         self._read_logs: dict[int, tuple[float, str]] = {}
         self._next_look_s = 0.0
         self._next_warnings_s = 0.0
@@ -79,7 +87,7 @@ class KubernetesJob:
             pod = self._api.own_pod()
             self._head_pod = [] if pod is None else [owner_reference(pod, "v1", "Pod")]
             self._create(self._run, lambda name: fleet_manifest(settings, job, self._run, name))
-            self._look()  # a user who may not look should hear of it now
+            self._look()  # raises now if the user has no right to list pods
             self._next_look_s = time.monotonic() + LOOK_SOON_S
         except BaseException as error:
             is_hopeless = isinstance(error, Unreachable)
@@ -99,7 +107,7 @@ class KubernetesJob:
         return self._statuses.get(worker, WorkerStatus(WorkerState.PENDING, f"Job {self._run} is new"))
 
     def log(self, worker: int, max_bytes: int = LOG_BYTES) -> str:
-        """See Job. The newest pod's, or that of the last one that failed."""
+        """See Job. The log of the newest pod, or of the last one that failed."""
         pod = self._picture.pod(worker)
         read_s, text = self._read_logs.get(worker, (-LOOK_EVERY_S, ""))
         if pod is not None and time.monotonic() - read_s >= LOOK_EVERY_S:
@@ -120,7 +128,7 @@ class KubernetesJob:
         return f"kubectl{of_context} -n {self._settings.namespace} logs {what} -c {CONTAINER}"
 
     def restart(self, worker: int) -> None:
-        """See Job. What the Job controller will do by itself is left to it."""
+        """See Job. Does nothing while the Job controller is about to replace the pod by itself."""
         self._look()
         situation, pod = self._picture.situation(worker), self._picture.pod(worker)
         is_recent = not is_overdue(self._age_s(worker, situation))
@@ -133,7 +141,7 @@ class KubernetesJob:
             is_stuck = is_leaving(pod) or situation.kind is Kind.CUT_OFF
             if not is_leaving(pod):
                 self._api.delete_pod(name_of(pod))
-            if is_stuck:  # its node may be gone: then the pod stays, and its Job waits for it
+            if is_stuck:  # if its node is gone, the pod is never deleted, and its Job waits for it
                 self._replace(worker)
         self._judge()
         self._next_look_s = time.monotonic() + LOOK_SOON_S
@@ -174,18 +182,18 @@ class KubernetesJob:
             self._insist(lambda: self._delete(self._created), deadline_s)
             while names := self._insist(self._left, deadline_s):
                 if time.monotonic() > deadline_s:
-                    raise ClusterError(f"{', '.join(names)} take long to go")
+                    raise ClusterError(f"{', '.join(names)} are still being deleted")
                 time.sleep(0.1)
         except EnvFleetError as error:
             logger.warning(
-                "Kubernetes: some of run %s may be left (%s); see kubectl -n %s get jobs,pods,secrets -l %s",
+                "Kubernetes: objects of run %s may be left (%s); see kubectl -n %s get jobs,pods,secrets -l %s",
                 *(self._run, str(error), self._settings.namespace, self._selector),
             )
         finally:
             self._api.close()
 
     def _delete(self, names: Iterable[str]) -> None:
-        """Jobs and their Secrets: all that can be, whatever cannot. A server that is away is not asked for each."""
+        """Delete Jobs and their Secrets. A refusal does not stop it; a server that does not answer does."""
         first_error: EnvFleetError | None = None
         for name in names:
             for call in (self._api.delete_job, self._api.delete_secret):
@@ -199,13 +207,13 @@ class KubernetesJob:
             raise first_error
 
     def _left(self) -> list[str]:
-        """What is still there; a Job that a call that came back late has made is deleted, too."""
+        """Return the names of what is left; also delete Jobs that a call has created whose answer was lost."""
         pods, jobs = self._api.pods(self._selector), self._api.jobs(self._selector)
         self._delete(name_of(job) for job in jobs if not is_leaving(job))
         return [name_of(each) for each in (*jobs, *pods)]
 
     def _insist(self, call: Callable[[], Any], deadline_s: float) -> Any:
-        """Call until the API server answers."""
+        """Repeat a call until the API server answers, or the deadline has passed."""
         while True:
             try:
                 return call()
@@ -215,12 +223,12 @@ class KubernetesJob:
                 time.sleep(0.5)
 
     def _create(self, name: str, manifest_of: Callable[[str], Manifest]) -> None:
-        """A Secret, a Job that needs it, and that the Secret goes with the Job."""
-        self._created.append(name)  # first: whatever happens now, it is cleared up
+        """Create a Secret and a Job that uses it; the Secret is deleted with the Job."""
+        self._created.append(name)  # first, so that _clear_up() deletes it whatever happens
         try:
             self._api.create_secret(secret_manifest(self._settings, self._job, self._run, name))
         except EnvFleetError as error:
-            if not isinstance(error, Unreachable):  # that was a clear no
+            if not isinstance(error, Unreachable):  # the Secret was not created
                 self._created.remove(name)
             raise
         manifest = manifest_of(name)
@@ -233,7 +241,7 @@ class KubernetesJob:
         self._picture = Picture((*self._picture.jobs, job), self._picture.pods, self._picture.warnings)
 
     def _replace(self, worker: int) -> None:
-        """A Job for this worker alone, instead of an earlier one."""
+        """Create a Job for this worker alone, in place of an earlier one."""
         for job in self._picture.jobs_of(worker):
             if name_of(job) != self._run:
                 self._api.delete_job(name_of(job))
@@ -247,7 +255,9 @@ class KubernetesJob:
         except EnvFleetError as error:
             self._next_look_s = time.monotonic() + LOOK_AGAIN_S
             if not self._is_unreachable:
-                logger.warning("Kubernetes: workers are taken to be as they were: %s", str(error))
+                logger.warning(
+                    "Kubernetes: the states of workers cannot be read, and are taken as unchanged: %s", str(error)
+                )
             self._is_unreachable = True
 
     def _look(self) -> None:
@@ -267,7 +277,7 @@ class KubernetesJob:
             self._judge()
 
     def _renew(self) -> None:
-        """Move the deadlines of Jobs on: they are for a head that is gone."""
+        """Move the deadlines of Jobs on, which Kubernetes would end otherwise."""
         for job in self._picture.jobs:
             created_s = self._created_s.get(name_of(job))
             if created_s is None or job_end(job) is not None:
@@ -303,7 +313,7 @@ class KubernetesJob:
             self._statuses[worker] = WorkerStatus(state, detail, len(failures))
 
     def _remember_failures(self, worker: int, most_logs: int) -> int:
-        """What failed pods have said, before they are deleted. Returns how often the API server was asked."""
+        """Keep the last lines of failed pods before they are deleted. Returns the number of logs that were read."""
         failures, num_logs = self._failures.setdefault(worker, {}), 0
         for pod in self._picture.pods_of(worker):
             if is_failure(pod) and uid_of(pod) not in failures:
@@ -313,13 +323,13 @@ class KubernetesJob:
                     try:
                         log = self._last_logs[worker] = self._api.pod_log(name_of(pod), CONTAINER, LOG_BYTES)
                     except EnvFleetError:
-                        num_logs = most_logs  # each that cannot be had may take seconds
+                        num_logs = most_logs  # a log that cannot be read may take seconds
                 end = f"pod {name_of(pod)} {end_words(pod)}"
                 failures[uid_of(pod)] = (end, last_words(log, is_first=not failures))
         return num_logs
 
     def _age_s(self, worker: int, situation: Situation) -> float:
-        """How long a worker's situation has been what it is."""
+        """Return the seconds since a worker's situation last changed."""
         kind, about, since_s = self._since.get(worker, (None, "", 0.0))
         if (kind, about) != (situation.kind, situation.about):
             since_s = time.monotonic()

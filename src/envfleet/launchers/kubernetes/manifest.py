@@ -1,4 +1,4 @@
-"""What Kubernetes is asked for: Secret and Jobs as plain dicts, and as YAML. Pure. Why they are so: ADR 20."""
+"""What Kubernetes is asked to create: Secret and Jobs as plain dicts, and as YAML. Pure. The reasons are in ADR 20."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 RUN_LABEL = "envfleet-run"
-WORKER_LABEL = "envfleet-worker"  # of pods that a Job for one worker makes
-INDEX = "batch.kubernetes.io/job-completion-index"  # annotation, and since 1.28 label, of an Indexed Job's pods
+WORKER_LABEL = "envfleet-worker"  # of Jobs for a single worker, and of their pods
+INDEX = "batch.kubernetes.io/job-completion-index"  # annotation of an Indexed Job's pods; since 1.28 also a label
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 CONTAINER = "worker"
 
 # The Job controller waits 10, 20, 40 s before it replaces a worker's pod for the first, second and third time.
 MOST_FAILURES_OF_A_WORKER = 3
-LEAVE_S = 10  # between SIGTERM and SIGKILL
-KEEP_ENDED_S = 600  # seconds for which a Job that has ended can be read; a Job whose head is gone ends by itself
+LEAVE_S = 10  # seconds between SIGTERM and SIGKILL of a worker
+KEEP_ENDED_S = 600  # Kubernetes deletes a Job this many seconds after it has ended
 
 RESERVED_LABELS = frozenset((RUN_LABEL, WORKER_LABEL, "app.kubernetes.io/name", "app.kubernetes.io/component"))
 RESERVED_VARIABLES = frozenset((INDEX_VARIABLE, KEYS_VARIABLE))
@@ -35,7 +35,7 @@ PLACEHOLDER = "(the keys of the run: EnvFleet makes them when it starts)"
 
 
 def secret_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str) -> Manifest:
-    """The Secret of a Job: what the workers must know and nobody else may."""
+    """Return the Secret of a Job: the variables that only the workers may read."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -46,7 +46,7 @@ def secret_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str) -
 
 
 def fleet_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str) -> Manifest:
-    """The Indexed Job of all workers."""
+    """Return the Indexed Job of all workers."""
     annotation = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     index = {"name": INDEX_VARIABLE, "valueFrom": annotation}
     spec = {
@@ -59,39 +59,39 @@ def fleet_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str) ->
 
 
 def worker_manifest(settings: Kubernetes, job: WorkerJob, run: str, name: str, worker: int) -> Manifest:
-    """A Job of one worker, for one that the Job of all does not start again."""
+    """Return the Job of a single worker, which replaces one that the Job of all workers has given up."""
     spec = {"completions": 1, "parallelism": 1, "backoffLimit": MOST_FAILURES_OF_A_WORKER}
     metadata = _metadata(settings, run, name, {WORKER_LABEL: str(worker)})
     return _job(settings, metadata, spec, _pod(settings, job, name, str(worker), []))
 
 
 def size_of(num_workers: int) -> Manifest:
-    """What changes in a Job's spec with its number of workers; completions and parallelism only together."""
-    # Each worker may fail by itself; all of them together never reach this limit.
+    """Return the part of a Job's spec that depends on the number of workers."""
+    # Failures are limited for each worker (backoffLimitPerIndex); this limit for all is too high to be reached.
     limit = 20 + (MOST_FAILURES_OF_A_WORKER + 1) * num_workers
     return {"completions": num_workers, "parallelism": num_workers, "backoffLimit": limit}
 
 
 def owner_reference(owner: Mapping[str, Any], api_version: str, kind: str) -> Manifest:
-    """For what is to be deleted with `owner`, an object as the API server returned it."""
+    """Return the ownerReference for an object that Kubernetes is to delete together with `owner`."""
     metadata = owner["metadata"]
     return {"apiVersion": api_version, "kind": kind, "name": metadata["name"], "uid": metadata["uid"]}
 
 
 def mount_of(volume: Mapping[str, Any]) -> Manifest:
-    """What of the user's volume says where it is mounted; the rest says what it is."""
+    """Return the keys of the user's volume that say where it is mounted; the others say what it is."""
     return {key: volume[key] for key in ("mountPath", "readOnly", "subPath") if key in volume}
 
 
 def manifest_yaml(settings: Kubernetes, job: WorkerJob, name: str = "envfleet") -> str:
-    """All that is created for a run, to be read; the Secret's values are not shown."""
+    """Return what is created for a run as YAML for a person to read, without the Secret's values."""
     secret = secret_manifest(settings, job, name, name)
     secret["stringData"] = dict.fromkeys(secret["stringData"], PLACEHOLDER)
     return "---\n".join(to_yaml(each) for each in (secret, fleet_manifest(settings, job, name, name)))
 
 
 def to_yaml(value: Mapping[str, Any]) -> str:
-    """Plain dicts, lists and scalars as YAML: so small a part of it needs no library."""
+    """Write plain dicts, lists and scalars as YAML. This small part of YAML needs no library."""
     return "".join(f"{line}\n" for line in _yaml_lines(value))
 
 
@@ -111,7 +111,7 @@ def _job(settings: Kubernetes, metadata: Manifest, spec: Manifest, pod: Manifest
 
 
 def _pod(settings: Kubernetes, job: WorkerJob, secret: str, worker: str, first_env: list[Manifest]) -> Manifest:
-    # "$" is special in a container's arguments: "$(NAME)" stands for a variable.
+    # In a container's arguments "$(NAME)" is replaced by a variable, and "$$" stands for "$".
     python, *arguments = (each.replace("$", "$$") for each in (settings.python, *job.arguments("")[:-1]))
     container = {
         "name": CONTAINER,
@@ -144,7 +144,7 @@ def _pod(settings: Kubernetes, job: WorkerJob, secret: str, worker: str, first_e
 
 
 def _security(settings: Kubernetes) -> Manifest:
-    """With a user that is not root: what PodSecurity's level "restricted" demands of a pod."""
+    """Return the pod's security context. With a user other than root it satisfies PodSecurity's "restricted" level."""
     context: Manifest = {"seccompProfile": {"type": "RuntimeDefault"}}
     if settings.run_as_user is not None:
         context["runAsUser"] = settings.run_as_user
@@ -155,7 +155,7 @@ def _security(settings: Kubernetes) -> Manifest:
 
 
 def _failure_rules() -> list[Manifest]:
-    """Which ends of a pod are nobody's failure: it was evicted, preempted or drained, or told to leave."""
+    """Return the rules for ends of a pod that do not count as failures: disruptions, and workers told to leave."""
     codes = [int(WorkerExit.TOLD_TO_LEAVE), int(WorkerExit.OUT_OF_TIME)]
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -199,7 +199,7 @@ def _volumes(settings: Kubernetes) -> tuple[list[Manifest], list[Manifest]]:
     volumes: list[Manifest] = []
     mounts: list[Manifest] = []
     if all(volume["mountPath"] != "/dev/shm" for volume in settings.volumes):
-        # A pool of processes keeps its arrays there, and a container has 64 MB of it if nobody says more.
+        # A pool of processes keeps its arrays in /dev/shm, which has only 64 MB in a container by default.
         volumes.append({"name": "envfleet-shm", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "envfleet-shm", "mountPath": "/dev/shm"})
     for volume in settings.volumes:

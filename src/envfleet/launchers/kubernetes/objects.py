@@ -1,4 +1,4 @@
-"""What the API server's objects say: Jobs, pods and events, as plain dicts, read and put into words. Pure."""
+"""Read Jobs, pods and events: plain dicts, as the API server writes them. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from envfleet.launchers.processes import signal_name
 
 Object = Mapping[str, Any]
 
-# Reasons with which a kubelet reports that a pod is not ready. The node controller, which reports it for a node that is
-# silent, gives none.
+# Reasons that a kubelet gives for a pod that is not ready. The node controller, which marks the pods of a silent node
+# as not ready, gives none.
 KUBELET_REASONS = frozenset(("ContainersNotReady", "ReadinessGatesNotReady", "PodCompleted", "PodFailed"))
 
 
 def worker_of(pod: Object) -> int | None:
-    """Which worker a pod is."""
+    """Return the number of the worker that a pod runs; None if it runs none."""
     metadata = pod.get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     number = str(labels.get(WORKER_LABEL) or annotations.get(INDEX) or labels.get(INDEX) or "")
@@ -26,43 +26,43 @@ def worker_of(pod: Object) -> int | None:
 
 
 def name_of(thing: Object) -> str:
-    """The name of an object."""
+    """Return the name of an object."""
     return str((thing.get("metadata") or {}).get("name", ""))
 
 
 def uid_of(thing: Object) -> str:
-    """The identity of an object."""
+    """Return the uid of an object."""
     return str((thing.get("metadata") or {}).get("uid", ""))
 
 
 def is_leaving(thing: Object) -> bool:
-    """It has been deleted, and is there only until all is cleared up."""
+    """Return whether an object is being deleted."""
     return bool((thing.get("metadata") or {}).get("deletionTimestamp"))
 
 
 def has_ended(pod: Object) -> bool:
-    """The worker's process has ended, or will never be started. Other containers of the pod may still run."""
+    """Return whether the worker's container has ended, or never will start. Other containers may still run."""
     return _terminated(pod) is not None or is_over(pod)
 
 
 def is_over(pod: Object) -> bool:
-    """The whole pod has ended, so its Job replaces it."""
+    """Return whether the whole pod has ended, so that its Job replaces it."""
     return phase_of(pod) in ("Failed", "Succeeded")
 
 
 def is_half_ended(pod: Object) -> bool:
-    """The worker has ended, and another container keeps its pod from ending: one that the cluster has added."""
+    """Return whether the worker has ended, but a sidecar that the cluster has added keeps the pod running."""
     states = [status.get("state") or {} for status in (pod.get("status") or {}).get("containerStatuses") or ()]
     return _terminated(pod) is not None and not is_over(pod) and any("terminated" not in state for state in states)
 
 
 def is_started(pod: Object) -> bool:
-    """The worker runs. Its pod is Pending even so while another container of it has not been started."""
+    """Return whether the worker runs. Its pod may be Pending meanwhile, until all its containers have started."""
     return phase_of(pod) == "Running" or _container_state(pod, "running") is not None
 
 
 def is_cut_off(pod: Object) -> bool:
-    """The pod's node is silent: the node controller has set the pod's Ready condition to false.
+    """Return whether the pod's node is silent: the node controller has set the pod's Ready condition to false.
 
     A pod that its own kubelet reports as not ready has one of KUBELET_REASONS: a container or a gate is not ready.
     """
@@ -72,22 +72,22 @@ def is_cut_off(pod: Object) -> bool:
 
 
 def is_suspended(job: Object) -> bool:
-    """The Job makes no pods until somebody resumes it; Kueue suspends Jobs that wait to be admitted."""
+    """Return whether the Job is suspended and makes no pods. Kueue suspends Jobs until it admits them."""
     return bool((job.get("spec") or {}).get("suspend"))
 
 
 def is_failure(pod: Object) -> bool:
-    """It has failed by its own fault: nobody has told it to leave, or taken its node away."""
+    """Return whether a pod has failed by itself: it was not told to leave, and not disrupted by the cluster."""
     ended = _terminated(pod) or {}
     is_told = ended.get("exitCode") in (WorkerExit.TOLD_TO_LEAVE, WorkerExit.OUT_OF_TIME)
     return phase_of(pod) == "Failed" and not is_told and not disruption_words(pod) and not is_leaving(pod)
 
 
 def job_end(job: Object) -> str | None:
-    """Why a Job makes no more pods; None: it does."""
+    """Return why a Job makes no more pods; None if it does."""
     if _condition_words(job, "Complete", "True") is not None:
         return f"Job {name_of(job)} is complete"
-    for kind in ("Failed", "FailureTarget"):  # the second: it is about to be marked as failed
+    for kind in ("Failed", "FailureTarget"):  # FailureTarget: it is about to be marked as failed
         words = _condition_words(job, kind, "True")
         if words is not None:
             return f"Job {name_of(job)} has failed: {words}"
@@ -95,7 +95,7 @@ def job_end(job: Object) -> str | None:
 
 
 def is_in(intervals: str | None, index: int) -> bool:
-    """Is an index in the API's list of intervals, such as "1,3-5,7"?"""
+    """Return whether an index is in a list of intervals as the API writes it: "1,3-5,7"."""
     for part in filter(None, (intervals or "").split(",")):
         first, _, last = part.partition("-")
         if int(first) <= index <= int(last or first):
@@ -104,7 +104,7 @@ def is_in(intervals: str | None, index: int) -> bool:
 
 
 def end_words(pod: Object) -> str:
-    """How a pod ended."""
+    """Describe how a pod ended."""
     status = pod.get("status") or {}
     parts = []
     ended = _terminated(pod)
@@ -132,25 +132,31 @@ def _exit_words(ended: Object) -> str:
 
 
 def last_end_words(pod: Object) -> str:
-    """How the container ended last, if it was started again inside its pod."""
+    """Describe how the container ended before it was restarted inside its pod; "" if it was not."""
     status = _container_status(pod)
     ended = (status.get("lastState") or {}).get("terminated")
     return f"; it {_exit_words(ended)}, {status.get('restartCount', 0)} restarts" if ended else ""
 
 
 def disruption_words(pod: Object) -> str:
-    """Why the cluster has taken its node away from it, if it has."""
+    """Return why the cluster has evicted a pod; "" if it has not."""
     words = _condition_words(pod, "DisruptionTarget", "True")
     return "" if words is None else f" (disrupted: {words})"
 
 
 def scheduling_words(pod: Object) -> str:
-    """Why it has no node, in the scheduler's words."""
+    """Return why a pod has no node, in the scheduler's words."""
     return _condition_words(pod, "PodScheduled", "False") or "waits to be started"
 
 
 def warning_words(warnings: Iterable[Object], uid: str, reasons: tuple[str, ...] | None) -> str:
-    """The newest warning about an object, for one of these reasons."""
+    """Return the newest warning about an object; "" if there is none.
+
+    Args:
+        warnings: Events of type Warning.
+        uid: The object that the warning is about.
+        reasons: Reasons to consider. None: all.
+    """
     about = [
         event
         for event in warnings
@@ -163,18 +169,18 @@ def warning_words(warnings: Iterable[Object], uid: str, reasons: tuple[str, ...]
 
 
 def created(thing: Object) -> str:
-    """When; text that can be compared."""
+    """Return when an object was created, as text that sorts by time."""
     return str((thing.get("metadata") or {}).get("creationTimestamp") or "")
 
 
 def owner_of(pod: Object) -> str:
-    """The uid of the Job that made a pod."""
+    """Return the uid of the Job that made a pod."""
     owners = (pod.get("metadata") or {}).get("ownerReferences") or ()
     return str(next((owner.get("uid") for owner in owners if owner.get("kind") == "Job"), ""))
 
 
 def phase_of(pod: Object) -> str:
-    """Pending, Running, Succeeded, Failed or Unknown."""
+    """Return the phase of a pod: Pending, Running, Succeeded, Failed or Unknown."""
     return str((pod.get("status") or {}).get("phase") or "Pending")
 
 
@@ -183,12 +189,12 @@ def _terminated(pod: Object) -> Object | None:
 
 
 def waiting_of(pod: Object) -> Object | None:
-    """What its container waits for, with `reason` and `message`, if it waits."""
+    """Return what the worker's container waits for, with `reason` and `message`; None if it does not wait."""
     return _container_state(pod, "waiting")
 
 
 def _condition_words(thing: Object, kind: str, status: str) -> str | None:
-    """Reason and message of a condition; None: it does not hold."""
+    """Return reason and message of a condition; None if it does not have this status."""
     condition = _condition(thing, kind)
     if condition is None or condition.get("status") != status:
         return None
@@ -206,7 +212,7 @@ def _container_state(pod: Object, state: str) -> Object | None:
 
 
 def _container_status(pod: Object) -> Object:
-    """Of the worker's own container: a cluster may have added others to the pod."""
+    """Return the status of the worker's container. The cluster may have added others to the pod."""
     return _worker_container((pod.get("status") or {}).get("containerStatuses") or ())
 
 
@@ -215,19 +221,19 @@ def _worker_container(containers: Sequence[Object]) -> Object:
 
 
 def image_of(pod: Object) -> str:
-    """The image's name, as it was asked for."""
+    """Return the name of the worker's image, in quotes."""
     return repr(_worker_container((pod.get("spec") or {}).get("containers") or ()).get("image", ""))
 
 
 def node_words(pod: Object) -> str:
-    """Where it is, if it is anywhere."""
+    """Return " on node NAME", or "" if the pod has no node."""
     node = (pod.get("spec") or {}).get("nodeName")
     return f" on node {node}" if node else ""
 
 
 def last_words(log: str, is_first: bool) -> str:
-    """The last line of a failed pod's log; more of them if it was not the first that failed."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)  # without colours
+    """Quote the last line of a failed pod's log, or its last ten lines if it was not the first that failed."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)  # without escape sequences for colours
     lines = [line.rstrip() for line in plain.splitlines() if line.strip()][-1 if is_first else -10 :]
     if not lines:
         return ""
@@ -235,5 +241,5 @@ def last_words(log: str, is_first: bool) -> str:
 
 
 def age_order(pod: Object) -> tuple[str, bool, str]:
-    """Times are in whole seconds: of two pods of one second the one that still runs is the newer."""
+    """Return a key that sorts pods by age. Times have whole seconds: of two in one second the running one is newer."""
     return (created(pod), not has_ended(pod), name_of(pod))

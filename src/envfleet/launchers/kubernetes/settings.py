@@ -1,4 +1,4 @@
-"""Kubernetes: workers are the pods of an Indexed Job. The settings, which check themselves."""
+"""Kubernetes: workers are the pods of an Indexed Job."""
 
 from __future__ import annotations
 
@@ -26,31 +26,61 @@ MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?")
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """Start workers as pods. The image must have EnvFleet, and all that envs and policies import."""
+    """Start workers as pods of an Indexed Job.
+
+    Args:
+        image: The container image, such as "example.org/envs:1". It must have EnvFleet and all modules that envs and
+            policies import.
+        namespace: The namespace of Job, Secret and pods.
+        cpus_per_worker: The number of CPUs of each worker, such as 4 or 0.5.
+        memory_per_worker: The memory of each worker: "2Gi", "500M", or a number of bytes. None: the namespace's
+            default.
+        gpus_per_worker: The number of GPUs of each worker (`nvidia.com/gpu`).
+        service_account: The service account of the pods, for example one that may pull images. Pods get no token of
+            it. None: the namespace's default account.
+        node_selector: Labels that nodes must have, such as {"pool": "cpu"}.
+        tolerations: Tolerations of the pods, as in a pod's spec: [{"key": "batch", "operator": "Exists"}].
+        env: Further environment variables of the workers. No secrets: they stand in the Job.
+        volumes: Volumes, each with a name, a mountPath, and a source as in a pod's spec: [{"name": "data",
+            "mountPath": "/data", "persistentVolumeClaim": {"claimName": "data"}}]. "readOnly" and "subPath" are
+            optional.
+        context: A context of the kubeconfig. None: its current context; inside a pod without a kubeconfig, the pod's
+            own service account.
+        head_address: Where pods find the head: "host", "host:port" or "tcp://host:port", such as the name and port of
+            a Service. None: this machine's address that is nearest to the API server.
+        queue_timeout_s: The most seconds that workers may wait for a node. None: no limit.
+        python: The Python interpreter in the image.
+        image_pull_secrets: Names of Secrets with logins of registries.
+        labels: Further labels of Job, Secret and pods.
+        run_as_user: The numeric user id of the workers. A user other than 0 also sets runAsNonRoot, as the PodSecurity
+            level "restricted" demands. None: the image's user.
+        run_as_non_root: True: Kubernetes refuses to run the image as root. None: True if run_as_user is not root.
+        head_timeout_s: Kubernetes ends the workers of a head that has been gone for this many seconds. None: never.
+    """
 
     image: str
     _: KW_ONLY
     namespace: str = "default"
     cpus_per_worker: float = 1
-    memory_per_worker: str | int | None = None  # "2Gi", "500M", or a number of bytes; None: no limit of ours
+    memory_per_worker: str | int | None = None
     gpus_per_worker: int = 0
-    service_account: str | None = None  # of the workers, for example to pull images; they get no token of it
+    service_account: str | None = None
     node_selector: Mapping[str, str] | None = None
-    tolerations: Sequence[Mapping[str, Any]] = ()  # as in a pod
+    tolerations: Sequence[Mapping[str, Any]] = ()
     env: Mapping[str, str] | None = None
-    volumes: Sequence[Mapping[str, Any]] = ()  # {"name": ..., "mountPath": ..., and a source as in a pod}
-    context: str | None = None  # of the kubeconfig; None: the current one, or the pod's own account inside a cluster
-    head_address: str | None = None  # where pods find the head: a Service's name and port, or this machine's address
-    queue_timeout_s: float | None = 300.0  # how long workers may wait for a node
-    python: str = "python"  # the interpreter in the image
+    volumes: Sequence[Mapping[str, Any]] = ()
+    context: str | None = None
+    head_address: str | None = None
+    queue_timeout_s: float | None = 300.0
+    python: str = "python"
     image_pull_secrets: Sequence[str] = ()
-    labels: Mapping[str, str] | None = None  # for Job, Secret and pods
-    run_as_user: int | None = None  # numeric user of the workers; one other than 0 also sets runAsNonRoot
-    run_as_non_root: bool | None = None  # True: an image whose user is root is refused, as PodSecurity wants it
-    head_timeout_s: float | None = 3600.0  # Kubernetes ends the Jobs of a head that has been gone for this long
+    labels: Mapping[str, str] | None = None
+    run_as_user: int | None = None
+    run_as_non_root: bool | None = None
+    head_timeout_s: float | None = 3600.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Raise UsageError if a setting is wrong."""
         self._check_names()
         self._check_resources()
         self._check_mappings()
@@ -58,16 +88,36 @@ class Kubernetes:
 
     @property
     def is_on_this_host(self) -> bool:
-        """See Launcher."""
+        """False: workers run on the nodes of a cluster."""
         return False
 
     def host_of_workers(self) -> str | None:
-        """See Launcher. The API server is in the pods' network; one on this machine (kind, minikube) says nothing."""
+        """Return the host of the API server, which pods can reach too.
+
+        Returns:
+            The host; None if it is this machine (kind, minikube), because its loopback address means nothing to pods.
+
+        Raises:
+            UsageError: There is no Kubernetes configuration, or it has no such context.
+            MissingExtra: The Kubernetes client is not installed.
+        """
         host = kubernetes_api.host_of_server(self.context)
         return None if host in ("localhost", "::1") or host.startswith("127.") else host
 
     def launch(self, job: WorkerJob) -> OwnedJob:
-        """See Launcher."""
+        """Create the Job of all workers, and the Secret with the run's keys.
+
+        Args:
+            job: What to start.
+
+        Returns:
+            The workers; most of them are PENDING.
+
+        Raises:
+            UsageError: There is no Kubernetes configuration, or the API server refuses a field of the Job.
+            ClusterError: The API server refuses, or does not answer; nothing was left behind if it could be deleted.
+            MissingExtra: The Kubernetes client is not installed.
+        """
         return OwnedJob(KubernetesJob(self, job))
 
     def _check_names(self) -> None:
@@ -76,13 +126,11 @@ class Kubernetes:
             if not isinstance(value, str) or not value or any(each.isspace() for each in value):
                 raise UsageError(f"{name} must be a name without spaces; got {value!r}")
         if not (isinstance(self.namespace, str) and DNS_LABEL.fullmatch(self.namespace)):
-            raise UsageError(
-                f"namespace must be of lower-case letters, digits and '-', at most 63; got {self.namespace!r}"
-            )
+            raise UsageError(f"namespace must be 1 to 63 lower-case letters, digits and '-'; got {self.namespace!r}")
         account = self.service_account
         if account is not None and not (isinstance(account, str) and DNS_SUBDOMAIN.fullmatch(account)):
             raise UsageError(
-                f"service_account must be of lower-case letters, digits, '-' and '.', at most 253; got {account!r}"
+                f"service_account must be 1 to 253 lower-case letters, digits, '-' and '.'; got {account!r}"
             )
         if isinstance(self.image_pull_secrets, str):
             raise UsageError(f"image_pull_secrets must be a list of names; got {self.image_pull_secrets!r}")
@@ -92,7 +140,7 @@ class Kubernetes:
             raise UsageError(f"cpus_per_worker must be a positive number; got {self.cpus_per_worker!r}")
         if self.memory_per_worker is not None and not MEMORY.fullmatch(str(self.memory_per_worker)):
             raise UsageError(
-                f"memory_per_worker must be a number of bytes, or text as '2Gi' or '500M'; "
+                f"memory_per_worker must be a number of bytes, or text such as '2Gi' or '500M'; "
                 f"got {self.memory_per_worker!r}"
             )
         object.__setattr__(self, "gpus_per_worker", whole_number("gpus_per_worker", self.gpus_per_worker, at_least=0))
@@ -104,28 +152,30 @@ class Kubernetes:
     def _check_user(self) -> None:
         user = self.run_as_user
         if user is not None and not (isinstance(user, int) and not isinstance(user, bool) and 0 <= user < 2**31):
-            raise UsageError(f"run_as_user must be the number of a user; got {user!r}")
+            raise UsageError(f"run_as_user must be a numeric user id; got {user!r}")
         if self.run_as_non_root not in (None, True, False):
             raise UsageError(f"run_as_non_root must be True, False or None; got {self.run_as_non_root!r}")
         if user == 0 and self.run_as_non_root:
-            raise UsageError("run_as_user=0 is root, and run_as_non_root=True forbids it: leave one of them out")
+            raise UsageError("run_as_user=0 is root, which run_as_non_root=True forbids: leave one of them out")
 
     def _check_mappings(self) -> None:
         for name, value in (self.env or {}).items():
             if not VARIABLE.fullmatch(name) or name in RESERVED_VARIABLES or not isinstance(value, str):
-                raise UsageError(f"env must map names of variables to text, {name!r} does not: {value!r}")
+                raise UsageError(f"env must map names of variables to text; got {name!r}: {value!r}")
         for setting in ("labels", "node_selector"):
             for name, value in (getattr(self, setting) or {}).items():
                 is_text = isinstance(name, str) and isinstance(value, str)
                 if not (is_text and LABEL_KEY.fullmatch(name) and LABEL_VALUE.fullmatch(value)):
-                    raise UsageError(f"{setting} has {name!r}: {value!r}, which is no label that Kubernetes takes")
+                    raise UsageError(
+                        f"{setting} must map valid label keys to valid label values; got {name!r}: {value!r}"
+                    )
         taken = RESERVED_LABELS & set(self.labels or {})
         if taken:
             raise UsageError(f"labels must not have {', '.join(sorted(taken))}: EnvFleet finds its pods by them")
         for toleration in self.tolerations:
             if not isinstance(toleration, Mapping):
                 raise UsageError(
-                    f"tolerations must be mappings as in a pod, such as {{'key': ...}}; got {toleration!r}"
+                    f"tolerations must be mappings as in a pod's spec, such as {{'key': ...}}; got {toleration!r}"
                 )
             _check_plain("tolerations", toleration)
 
@@ -148,7 +198,7 @@ def _check_volumes(volumes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_plain(setting: str, value: Mapping[str, Any]) -> None:
-    """Refuse what has no form in JSON: the API server could not be asked for it."""
+    """Raise UsageError if a value cannot be written as JSON, which is what the API server is sent."""
     try:
         json.dumps(dict(value), allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What the API server says of Jobs, pods and events -> how it is with a worker, in words to act on. Pure."""
+"""What Jobs, pods and events mean for a worker, in words that the user can act on. Pure."""
 
 from __future__ import annotations
 
@@ -35,42 +35,54 @@ from envfleet.launchers.kubernetes.objects import (
 )
 from envfleet.launchers.launcher import WorkerState
 
-IMAGE_PATIENCE_S = 30.0  # a registry may be away for a moment
-REVIVAL_S = 60.0  # the Job controller's third back-off is 40 s
-SLOW_START_S = 10.0  # a pod that takes longer to start is worth a look at its warnings
+IMAGE_PATIENCE_S = 30.0  # a registry may be unreachable for a moment
+REVIVAL_S = 60.0  # the Job controller waits at most 40 s before it replaces a pod
+SLOW_START_S = 10.0  # the warnings about a pod that takes longer to start are read
 
 IMAGE_REASONS = frozenset(("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"))
 START_REASONS = frozenset(("CreateContainerConfigError", "CreateContainerError", "RunContainerError"))
 
 
 class Kind(enum.Enum):
-    """What a worker's situation is; how long it has been so decides what that means."""
+    """The situation of a worker. Its WorkerState depends on this and on how long it has lasted."""
 
     QUEUED = "queued"  # the pod waits for a node, or is being made ready
     STUCK = "stuck"  # the pod cannot start, for a reason that seldom goes away
     RUNNING = "running"
     FAILED = "failed"  # the pod has failed; its Job makes another
-    NO_POD = "no pod"  # its Job is about to make one
+    NO_POD = "no pod"  # its Job will make one
     HALF_ENDED = "half ended"  # the worker has ended; its pod has other containers, which still run
-    CUT_OFF = "cut off"  # its node is silent; if its connection is open it works on, and if not it is replaced
-    ENDED = "ended"  # nobody makes another pod
+    CUT_OFF = "cut off"  # its node is silent; the worker is replaced unless its connection is open
+    ENDED = "ended"  # no Job will make another pod
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Of one worker, at one moment."""
+    """The situation of one worker at one moment.
+
+    Args:
+        kind: What it is.
+        words: What to tell the user.
+        about: The uid of the pod or Job that `words` is about.
+        is_hopeless: Only with STUCK: waiting does not help.
+    """
 
     kind: Kind
     words: str
-    about: str = ""  # uid of the pod, or of the Job, that this is about
-    is_hopeless: bool = False  # STUCK only: nobody's waiting helps
+    about: str = ""
+    is_hopeless: bool = False
 
 
 class Picture:
-    """A run's objects, as the API server listed them. Warnings are asked for only when something is amiss."""
+    """All objects of a run, as the API server listed them at one moment.
+
+    Args:
+        jobs: All Jobs of the run.
+        pods: All pods of the run.
+        warnings: Warnings about some of them; they are read only when something is wrong.
+    """
 
     def __init__(self, jobs: Sequence[Object], pods: Sequence[Object], warnings: Sequence[Object] = ()) -> None:
-        """Sort them by worker, once: each of many workers is asked about."""
         self.jobs = jobs
         self.pods = pods
         self.warnings = warnings
@@ -81,20 +93,20 @@ class Picture:
                 self._pods.setdefault(worker, []).append(pod)
 
     def job(self, name: str) -> Object | None:
-        """The Job of this name."""
+        """Return the Job of this name; None if there is none."""
         return next((job for job in self.jobs if name_of(job) == name), None)
 
     def pods_of(self, worker: int) -> list[Object]:
-        """All pods of a worker, the newest last."""
+        """Return all pods of a worker, the newest last."""
         return self._pods.get(worker, [])
 
     def pod(self, worker: int) -> Object | None:
-        """The newest pod of a worker: the one that counts."""
+        """Return the newest pod of a worker; None if it has none."""
         pods = self.pods_of(worker)
         return pods[-1] if pods else None
 
     def jobs_of(self, worker: int) -> list[Object]:
-        """Jobs that may make pods of a worker, the newest last; replacements come after the Job of all."""
+        """Return the Jobs that may make pods of a worker, the newest last."""
 
         def order(job: Object) -> tuple[str, bool, bool]:
             return (created(job), _is_replacement(job), not is_leaving(job))
@@ -102,7 +114,7 @@ class Picture:
         return sorted((job for job in self.jobs if _is_for(job, worker)), key=order)
 
     def situation(self, worker: int) -> Situation:
-        """How it is with a worker."""
+        """Return the situation of a worker."""
         jobs, pod = self.jobs_of(worker), self.pod(worker)
         if jobs:
             newest = jobs[-1]
@@ -110,13 +122,13 @@ class Picture:
             if pod is None or (is_younger and owner_of(pod) != uid_of(newest)):
                 return _without_pod(newest, worker, self.warnings)
         if pod is None:
-            return Situation(Kind.ENDED, "its Job is gone: somebody has deleted it", "gone")
+            return Situation(Kind.ENDED, "its Job is gone: it was deleted by others", "gone")
         job = next((job for job in self.jobs if uid_of(job) == owner_of(pod)), None)
         return _with_pod(pod, job, worker, self.warnings)
 
 
 def verdict(situation: Situation, age_s: float) -> WorkerState:
-    """What a situation that has lasted so long means."""
+    """Return the state of a worker whose situation has lasted for `age_s` seconds."""
     kind = situation.kind
     if kind is Kind.RUNNING:
         return WorkerState.RUNNING
@@ -130,12 +142,12 @@ def verdict(situation: Situation, age_s: float) -> WorkerState:
 
 
 def is_overdue(age_s: float) -> bool:
-    """Should the Job controller have made another pod by now?"""
+    """Return whether the Job controller should have made another pod after `age_s` seconds."""
     return age_s >= REVIVAL_S
 
 
 def is_amiss(situation: Situation, age_s: float) -> bool:
-    """Would the API server's warnings explain this?"""
+    """Return whether the warnings should be read, to explain a situation that has lasted for `age_s` seconds."""
     is_slow = situation.kind in (Kind.QUEUED, Kind.STUCK) and age_s > SLOW_START_S
     return situation.kind is Kind.NO_POD or is_slow
 
@@ -152,7 +164,7 @@ def _without_pod(job: Object, worker: int, warnings: Sequence[Object]) -> Situat
     text = f"Job {name_of(job)} cannot make its pod: {words}"
     if "violates PodSecurity" in words:
         text += " (set run_as_user= to a user other than root, or run_as_non_root=True if the image has one)"
-    is_waiting = "exceeded quota" in words  # until another's pod ends
+    is_waiting = "exceeded quota" in words  # until another pod of the namespace ends
     return Situation(Kind.QUEUED if is_waiting else Kind.STUCK, text, uid_of(job))
 
 
@@ -185,7 +197,7 @@ def _with_ended_pod(pod: Object, words: str, job: Object | None, worker: int) ->
     if end is not None:
         is_own_end = phase_of(pod) == "Succeeded"
         return Situation(Kind.ENDED, words if is_own_end else f"{words}; {end}", uid)
-    if phase_of(pod) == "Succeeded":  # of a worker that was there before the fleet shrank, and grew again
+    if phase_of(pod) == "Succeeded":  # left over from before the number of workers was reduced and raised again
         return Situation(Kind.NO_POD, words, uid)
     return Situation(Kind.FAILED, f"{words}; Job {name_of(job)} makes another", uid)
 
@@ -194,7 +206,7 @@ def _starting(pod: Object, where: str, waiting: Object, warnings: Sequence[Objec
     reason, message = str(waiting.get("reason") or "waiting"), str(waiting.get("message") or "").strip()
     words = f"{where}: {reason}{f': {message}' if message else ''}"
     if reason in IMAGE_REASONS:
-        fix = "check the image's name, and image_pull_secrets= if its registry wants a login"
+        fix = "check the image's name, and image_pull_secrets= if its registry needs a login"
         return Situation(
             Kind.STUCK, f"{words} (image {image_of(pod)}; {fix})", uid_of(pod), reason == "InvalidImageName"
         )
@@ -209,7 +221,7 @@ def _starting(pod: Object, where: str, waiting: Object, warnings: Sequence[Objec
 
 
 def _is_held(job: Object) -> bool:
-    """Is it suspended, so that its workers wait, also those that have failed too often?"""
+    """Return whether a Job is suspended and not over: its workers wait, also those that have failed too often."""
     return is_suspended(job) and job_end(job) is None
 
 
@@ -219,7 +231,7 @@ def _held(job: Object) -> Situation:
 
 
 def _end_for(job: Object, worker: int) -> str | None:
-    """Why a Job makes no more pods of a worker; None: it does."""
+    """Return why a Job makes no more pods of a worker; None if it does."""
     end = job_end(job)
     if end is not None or _is_replacement(job):
         return end
@@ -227,7 +239,7 @@ def _end_for(job: Object, worker: int) -> str | None:
     if is_in(status.get("failedIndexes"), worker):
         return f"Job {name_of(job)} makes no more pods of it: it has failed too often"
     if is_in(status.get("completedIndexes"), worker):
-        return f"Job {name_of(job)} has it as completed"
+        return f"Job {name_of(job)} counts it as completed"
     return None
 
 

@@ -1,4 +1,4 @@
-"""RayJob: workers that run as actors of a Ray cluster, each in its bundle of a placement group."""
+"""RayJob: one actor of a Ray cluster for each worker, each in its bundle of a placement group."""
 
 from __future__ import annotations
 
@@ -21,18 +21,27 @@ from envfleet.launchers.ray.session import NoAnswer, Session, import_ray, in_tim
 
 logger = logging.getLogger("envfleet.ray")
 
-LOOK_S = 0.3
-ASK_AGAIN_S = 0.5
-LOG_S = 3.0
+LOOK_S = 0.3  # seconds between two looks at the answers of actors
+ASK_AGAIN_S = 0.5  # after this, an actor that Ray restarts is asked where it runs
+LOG_S = 3.0  # the most that an actor may take to return its log
 KILL_WAIT_S = 5.0
-START_S = 10.0  # for one actor to be asked for, not for it to run
-LEAVE_S = 1.0  # for workers that are not needed any more
+START_S = 10.0  # the most that Ray may take to accept one actor, not to start it
+LEAVE_S = 1.0  # for surplus workers to leave
 THREADS_OF_ACTOR = 8  # one of them waits for the end of the worker
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of Ray for each worker."""
+    """What is asked of Ray for each worker.
+
+    Args:
+        bundle: Its resources, by Ray's names: {"CPU": 1}.
+        placement: The strategy of the placement group.
+        runtime_env: The runtime_env of its actor. None: that of the connection.
+        python: Its interpreter. None: the one that runs the actor.
+        path: Folders that it imports modules from. None: those of the actor.
+        queue_timeout_s: It is REFUSED if no node has been large enough for this many seconds. None: never.
+    """
 
     bundle: Mapping[str, float]
     placement: str
@@ -43,37 +52,46 @@ class Request:
 
 
 @dataclass(slots=True)
-class _Post:
+class _ActorRecord:
     """One worker: its place, its actor, and what is known of it."""
 
     group: Group
     bundle: int
     actor: Any
-    question: Any  # the call whose answer is waited for: begun() or until_end(); None: none is
+    question: Any  # the call whose answer is awaited: begun() or until_end(); None: none
     status: WorkerStatus
     begun: Begun | None = None
     incarnations: set[str] = field(default_factory=set)
     failed_incarnation: str = ""
-    ask_again_s: float | None = None  # the actor is being started again: when to ask it once more
+    ask_again_s: float | None = None  # when to call begun() again, while Ray restarts the actor
 
 
 class RayJob:
-    """A Job of actors."""
+    """A Job of actors.
+
+    Args:
+        session: The connection to Ray; cancel() releases it.
+        request: What is asked of Ray for each worker.
+        job: What to start.
+
+    Raises:
+        UsageError: Ray does not understand a setting.
+        ClusterError: Ray refuses, or does not answer.
+    """
 
     def __init__(self, session: Session, request: Request, job: WorkerJob) -> None:
-        """Ask for all places, and for an actor in each."""
         self._session = session
         self._request = request
         self._job = job
         self._run_name = f"envfleet-{secrets.token_hex(4)}"
-        self._posts: dict[int, _Post] = {}
-        self._left: dict[int, Begun] = {}  # where workers were whose post is gone
+        self._actors: dict[int, _ActorRecord] = {}
+        self._left: dict[int, Begun] = {}  # where workers ran that have no actor any more
         self._next_look_s = 0.0
         self._places = Places(session, request.bundle, request.placement)
         try:
             self.resize(job.num_workers)
         except BaseException:
-            self._end_all(self._posts, 0.0)
+            self._end_all(self._actors, 0.0)
             self._places.close()
             raise
 
@@ -84,24 +102,24 @@ class RayJob:
 
     def status(self, worker: int) -> WorkerStatus:
         """See Job."""
-        if worker not in self._posts:
+        if worker not in self._actors:
             return WorkerStatus(WorkerState.ENDED, "it was not started")
         if not self._session.is_alive:
             return WorkerStatus(WorkerState.REFUSED, "ray.shutdown() was called in this process")
         self._look()
-        post = self._posts[worker]
-        if post.status.state is WorkerState.PENDING and (shortage := self._places.shortage(post.group)) is not None:
-            return self._status_in(shortage, post)
-        return post.status
+        record = self._actors[worker]
+        if record.status.state is WorkerState.PENDING and (shortage := self._places.shortage(record.group)) is not None:
+            return self._status_in(shortage, record)
+        return record.status
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
         """See Job."""
-        post = self._posts.get(worker)
+        record = self._actors.get(worker)
         reason = "its actor does not run"
-        if post is not None and post.status.state is not WorkerState.PENDING and self._session.is_alive:
+        if record is not None and record.status.state is not WorkerState.PENDING and self._session.is_alive:
             ray = import_ray()
             try:
-                return str(ray.get(post.actor.log.remote(max_bytes), timeout=LOG_S))
+                return str(ray.get(record.actor.log.remote(max_bytes), timeout=LOG_S))
             except ray.exceptions.RayError as error:
                 reason = _first_line(error)
         begun = self._begun(worker)
@@ -117,52 +135,52 @@ class RayJob:
         return f"{begun.log_path} on {begun.node}"
 
     def restart(self, worker: int) -> None:
-        """See Job. It gets its old place; if that node is gone, Ray has another one for it, or waits for one."""
+        """See Job. The worker keeps its bundle; if that node is gone, Ray reserves another, now or later."""
         self._require_session()
-        post = self._posts.pop(worker, None)
+        record = self._actors.pop(worker, None)
         num_failures = 0
-        if post is not None:
-            num_failures = post.status.num_failures
-            self._kill([post])
-            self._free(worker, post)
-            self._places.forget_if_removed(post.group)
+        if record is not None:
+            num_failures = record.status.num_failures
+            self._kill([record])
+            self._free(worker, record)
+            self._places.forget_if_removed(record.group)
         self._start([worker], num_failures)
 
     def resize(self, num_workers: int) -> None:
-        """See Job. Those that go have been told so; they are ended now."""
+        """See Job. The head has told surplus workers to leave; they are ended now."""
         self._require_session()
-        surplus = {worker: post for worker, post in self._posts.items() if worker >= num_workers}
+        surplus = {worker: record for worker, record in self._actors.items() if worker >= num_workers}
         self._end_all(surplus, LEAVE_S)
-        for worker, post in surplus.items():
-            del self._posts[worker]
-            self._free(worker, post)
+        for worker, record in surplus.items():
+            del self._actors[worker]
+            self._free(worker, record)
         self._places.remove_empty()
-        self._start([worker for worker in range(num_workers) if worker not in self._posts])
+        self._start([worker for worker in range(num_workers) if worker not in self._actors])
 
     def cancel(self, grace_s: float) -> None:
         """See Job."""
         try:
             if self._session.is_alive:
-                self._end_all(self._posts, grace_s)
+                self._end_all(self._actors, grace_s)
         finally:
-            for worker, post in self._posts.items():
-                self._free(worker, post)
-            self._posts.clear()
+            for worker, record in self._actors.items():
+                self._free(worker, record)
+            self._actors.clear()
             self._places.close()
             self._session.release()
 
     def _require_session(self) -> None:
         if not self._session.is_alive:
-            raise ClusterError("ray.shutdown() was called in this process: workers cannot be started any more")
+            raise ClusterError("ray.shutdown() was called in this process: workers can no longer be started")
 
     def _begun(self, worker: int) -> Begun | None:
-        post = self._posts.get(worker)
-        return self._left.get(worker) if post is None or post.begun is None else post.begun
+        record = self._actors.get(worker)
+        return self._left.get(worker) if record is None or record.begun is None else record.begun
 
-    def _free(self, worker: int, post: _Post) -> None:
-        self._places.give_back(post.group, post.bundle)
-        if post.begun is not None:
-            self._left[worker] = post.begun
+    def _free(self, worker: int, record: _ActorRecord) -> None:
+        self._places.give_back(record.group, record.bundle)
+        if record.begun is not None:
+            self._left[worker] = record.begun
 
     def _log_name(self, worker: int) -> str:
         return f"{self._run_name}-worker-{worker}.log"
@@ -170,7 +188,7 @@ class RayJob:
     # -- starting --
 
     def _start(self, workers: list[int], num_failures: int = 0) -> None:
-        """All of them; if Ray refuses one, none."""
+        """Start actors for these workers; if Ray refuses one, for none."""
         ray = import_ray()
         places: list[tuple[Group, int]] = []
         try:
@@ -179,15 +197,15 @@ class RayJob:
         except BaseException as error:
             for place in places:
                 self._places.give_back(*place)
-            self._places.remove_empty()  # what was started there is ended with its place
-            if isinstance(error, TypeError | ValueError):  # what Ray says of settings that it does not understand
+            self._places.remove_empty()  # Ray ends the actors of a removed group
+            if isinstance(error, TypeError | ValueError):  # raised by Ray for settings that it does not understand
                 raise UsageError(f"Ray refuses to start workers: {type(error).__name__}: {error}") from error
             if isinstance(error, ray.exceptions.RayError | ConnectionError | RuntimeError):
                 raise ClusterError(f"Ray cannot start workers: {type(error).__name__}: {error}") from error
             raise
         status = WorkerStatus(WorkerState.PENDING, "Ray was asked to start it", num_failures)
         for worker, (group, bundle), actor in zip(workers, places, started, strict=True):
-            self._posts[worker] = _Post(group, bundle, actor, actor.begun.remote(), status)
+            self._actors[worker] = _ActorRecord(group, bundle, actor, actor.begun.remote(), status)
 
     def _actor(self, worker: int, group: Group, bundle: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -215,99 +233,105 @@ class RayJob:
             log_name=self._log_name(worker),
         )
         actor_class = import_ray().remote(WorkerActor).options(**settings)
-        # One that comes too late is ended by Ray: nobody has a handle on it.
+        # Ray ends an actor that starts too late: no handle on it is left.
         return in_time(lambda: actor_class.remote(command), "the request for an actor", START_S)
 
     # -- looking --
 
     def _look(self) -> None:
-        """Take the answers that have come. All of this is in memory: nobody waits for the cluster here."""
+        """Take the answers that have arrived. Does not wait for the cluster."""
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_S
         ray = import_ray()
-        for post in self._posts.values():
-            if post.ask_again_s is not None and now_s >= post.ask_again_s:
-                post.ask_again_s, post.question = None, post.actor.begun.remote()
-        asked = {post.question: post for post in self._posts.values() if post.question is not None}
+        for record in self._actors.values():
+            if record.ask_again_s is not None and now_s >= record.ask_again_s:
+                record.ask_again_s, record.question = None, record.actor.begun.remote()
+        asked = {record.question: record for record in self._actors.values() if record.question is not None}
         if asked:
             for answer in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0]:
                 self._take(asked[answer], answer)
-        self._places.watch(post.group for post in self._posts.values() if post.status.state is WorkerState.PENDING)
+        self._places.watch(
+            record.group for record in self._actors.values() if record.status.state is WorkerState.PENDING
+        )
 
-    def _take(self, post: _Post, question: Any) -> None:
+    def _take(self, record: _ActorRecord, question: Any) -> None:
         ray = import_ray()
-        num_failures = post.status.num_failures
+        num_failures = record.status.num_failures
         try:
             answer = ray.get(question, timeout=LOOK_S)
         except ray.exceptions.ActorUnavailableError as error:
-            # Its process is gone, or only the connection to it: the next answer says.
-            _ask_again(post)
-            if post.status.state is not WorkerState.PENDING:
+            # Its process is gone, or only the connection to it: the next answer tells.
+            _ask_again(record)
+            if record.status.state is not WorkerState.PENDING:
                 detail = f"Ray starts it again: {_first_line(error)}"
-                post.status = WorkerStatus(WorkerState.PENDING, detail, num_failures)
+                record.status = WorkerStatus(WorkerState.PENDING, detail, num_failures)
         except ray.exceptions.GetTimeoutError:
             return
         except ray.exceptions.RayError as error:
-            post.question = None
-            post.status = WorkerStatus(WorkerState.ENDED, f"Ray: {_in_one_line(error)}", num_failures)
+            record.question = None
+            record.status = WorkerStatus(WorkerState.ENDED, f"Ray: {_in_one_line(error)}", num_failures)
         else:
             if isinstance(answer, Begun):
-                self._take_begun(post, answer)
+                self._take_begun(record, answer)
             else:
-                self._take_end(post, *answer)
+                self._take_end(record, *answer)
 
-    def _take_begun(self, post: _Post, begun: Begun) -> None:
-        if begun.incarnation == post.failed_incarnation:  # not gone yet
-            _ask_again(post)
+    def _take_begun(self, record: _ActorRecord, begun: Begun) -> None:
+        if begun.incarnation == record.failed_incarnation:  # not gone yet
+            _ask_again(record)
             return
-        is_another = post.begun is not None and begun.incarnation not in post.incarnations
-        post.begun = begun
-        post.incarnations.add(begun.incarnation)
-        post.question = post.actor.until_end.remote()
-        num_failures = post.status.num_failures + is_another
+        is_another = record.begun is not None and begun.incarnation not in record.incarnations
+        record.begun = begun
+        record.incarnations.add(begun.incarnation)
+        record.question = record.actor.until_end.remote()
+        num_failures = record.status.num_failures + is_another
         detail = f"Ray actor on {begun.node}, process {begun.pid}"
         if is_another:
-            detail += f"; before: {post.status.detail}"
-        post.status = WorkerStatus(WorkerState.RUNNING, detail, num_failures)
+            detail += f"; before: {record.status.detail}"
+        record.status = WorkerStatus(WorkerState.RUNNING, detail, num_failures)
 
-    def _take_end(self, post: _Post, incarnation: str, code: int) -> None:
-        words = f"{how_it_ended(code)} on {post.begun.node if post.begun is not None else 'its node'}"
+    def _take_end(self, record: _ActorRecord, incarnation: str, code: int) -> None:
+        words = f"{how_it_ended(code)} on {record.begun.node if record.begun is not None else 'its node'}"
         if is_failure(code):
-            post.failed_incarnation = incarnation
-            _ask_again(post)
-            post.status = WorkerStatus(WorkerState.PENDING, f"Ray starts it again: {words}", post.status.num_failures)
+            record.failed_incarnation = incarnation
+            _ask_again(record)
+            record.status = WorkerStatus(
+                WorkerState.PENDING, f"Ray starts it again: {words}", record.status.num_failures
+            )
         else:
-            post.question = None
-            post.status = WorkerStatus(WorkerState.ENDED, words, post.status.num_failures)
+            record.question = None
+            record.status = WorkerStatus(WorkerState.ENDED, words, record.status.num_failures)
 
-    def _status_in(self, shortage: Shortage, post: _Post) -> WorkerStatus:
+    def _status_in(self, shortage: Shortage, record: _ActorRecord) -> WorkerStatus:
         if shortage.is_removed:
-            return WorkerStatus(WorkerState.ENDED, "its placement group was removed from Ray", post.status.num_failures)
+            return WorkerStatus(
+                WorkerState.ENDED, "its placement group was removed from Ray", record.status.num_failures
+            )
         timeout_s = self._request.queue_timeout_s
         is_hopeless = timeout_s is not None and shortage.infeasible_s > timeout_s
         state = WorkerState.REFUSED if is_hopeless else WorkerState.PENDING
-        return WorkerStatus(state, shortage.detail, post.status.num_failures)
+        return WorkerStatus(state, shortage.detail, record.status.num_failures)
 
     # -- ending --
 
-    def _end_all(self, posts: Mapping[int, _Post], grace_s: float) -> None:
-        """Workers leave, or are killed; then their actors."""
+    def _end_all(self, records: Mapping[int, _ActorRecord], grace_s: float) -> None:
+        """Tell workers to leave, kill them after `grace_s` seconds, and then end their actors."""
         ray = import_ray()
         try:
-            running = [post for post in posts.values() if post.status.state is WorkerState.RUNNING]
-            leaving = [post.actor.end.remote(grace_s) for post in running]
+            running = [record for record in records.values() if record.status.state is WorkerState.RUNNING]
+            leaving = [record.actor.end.remote(grace_s) for record in running]
             if leaving:
-                # One that does not answer is ended with its actor.
+                # A worker whose actor does not answer is ended with the actor.
                 ray.wait(leaving, num_returns=len(leaving), timeout=grace_s + 1.0)
         finally:
-            self._kill(posts.values())
+            self._kill(records.values())
 
-    def _kill(self, posts: Iterable[_Post]) -> None:
-        """End actors, and with each its worker. Waits for Ray to say that they are dead, but not for long."""
+    def _kill(self, records: Iterable[_ActorRecord]) -> None:
+        """End actors, and with each its worker. Waits until Ray reports their death, at most KILL_WAIT_S."""
         ray = import_ray()
-        actors = [post.actor for post in posts]
+        actors = [record.actor for record in records]
         asked: list[Any] = []
 
         def kill() -> None:
@@ -325,9 +349,9 @@ class RayJob:
                 ray.wait(asked, num_returns=len(asked), timeout=KILL_WAIT_S)
 
 
-def _ask_again(post: _Post) -> None:
-    """Soon. Ray could wait for the actor by itself, but says so on the user's screen."""
-    post.question, post.ask_again_s = None, time.monotonic() + ASK_AGAIN_S
+def _ask_again(record: _ActorRecord) -> None:
+    """Ask the actor again soon. Ray could wait for the actor by itself, but would print that on the user's screen."""
+    record.question, record.ask_again_s = None, time.monotonic() + ASK_AGAIN_S
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Places: the placement groups of a run, with a bundle for each worker; and why one is not there yet."""
+"""Places: the placement groups of a run, with one bundle for each worker, and why Ray has not reserved one yet."""
 
 from __future__ import annotations
 
@@ -14,39 +14,50 @@ from envfleet.launchers.ray.session import NoAnswer, Session, import_ray, in_tim
 
 logger = logging.getLogger("envfleet.ray")
 
-ASK_S = 1.0
-FIRST_ASK_S = 0.2
-CLOSE_S = 2.0
-PLACE_S = 10.0
+ASK_S = 1.0  # seconds between two questions about placement groups that are not reserved
+FIRST_ASK_S = 0.2  # the same, for the first question
+CLOSE_S = 2.0  # the most that Ray may take to remove or describe a placement group
+PLACE_S = 10.0  # the most that Ray may take to accept a placement group
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One placement group. Ray gives all of its bundles at once, or none."""
+    """One placement group. Ray reserves all of its bundles at once, or none."""
 
     placement_group: Any
     num_bundles: int
     free: list[int]  # bundles without a worker
-    is_there: bool = False  # all bundles are reserved, as far as is known
-    is_removed: bool = False  # by somebody else: what was there is gone, and does not come back
-    infeasible_since_s: float | None = None
-    detail: str = ""
+    is_reserved: bool = False  # at the last look
+    is_removed: bool = False  # by others: its workers are gone, and Ray does not restart them
+    infeasible_since_s: float | None = None  # since when no node is large enough; None: one is
+    detail: str = ""  # why it is not reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why a group is not there."""
+    """Why a group is not reserved.
+
+    Args:
+        detail: The reason, for the user.
+        infeasible_s: Seconds since when no node is large enough; 0.0 if one is.
+        is_removed: Others have removed the group.
+    """
 
     detail: str
-    infeasible_s: float  # for so long no node was large enough
+    infeasible_s: float
     is_removed: bool
 
 
 class Places:
-    """Asks Ray for places, and, in a thread of its own, why they do not come: the cluster may be slow to answer."""
+    """Asks Ray for places. A thread of its own asks why they are not reserved yet, because Ray may answer slowly.
+
+    Args:
+        session: The connection to Ray.
+        bundle: The resources of one worker.
+        strategy: The strategy of the placement groups.
+    """
 
     def __init__(self, session: Session, bundle: Mapping[str, float], strategy: str) -> None:
-        """Nothing is asked for yet."""
         self._session = session
         self._bundle = dict(bundle)
         self._strategy = strategy
@@ -58,7 +69,11 @@ class Places:
         self._thread.start()
 
     def take(self, num_places: int) -> list[tuple[Group, int]]:
-        """Bundles that are free, and a new group for the others. Does not wait for it."""
+        """Return bundles for workers: free ones, and those of a new group, which need not be reserved yet.
+
+        Raises:
+            NoAnswer: Ray does not answer.
+        """
         found: list[tuple[Group, int]] = []
         for group in self._groups:
             while group.free and len(found) < num_places:
@@ -87,12 +102,12 @@ class Places:
         return found
 
     def give_back(self, group: Group, bundle: int) -> None:
-        """No worker is there any more."""
+        """Mark a bundle as free."""
         group.free.append(bundle)
         group.free.sort()
 
     def remove_empty(self) -> None:
-        """Give groups back to Ray that have no workers. If Ray does not answer now, it gets them when it does."""
+        """Remove groups without workers from Ray; if Ray does not answer now, it removes them later."""
         from ray.util.placement_group import remove_placement_group
 
         empty = [group for group in self._groups if len(group.free) == group.num_bundles]
@@ -110,7 +125,11 @@ class Places:
             logger.warning("%s", error)
 
     def forget_if_removed(self, group: Group) -> None:
-        """Somebody else may have removed it from the cluster: then it is no place any more. Raises NoAnswer."""
+        """Forget a group that others have removed from the cluster.
+
+        Raises:
+            NoAnswer: Ray does not answer.
+        """
         from ray.util.placement_group import placement_group_table
 
         if group in self._groups:
@@ -119,20 +138,20 @@ class Places:
                 self._groups.remove(group)
 
     def close(self) -> None:
-        """Give all back, which must be empty."""
+        """End the thread and remove all groups; no worker may be left in them."""
         self._is_closing.set()
-        with contextlib.suppress(Exception):  # the cluster may be gone, and with it the groups
+        with contextlib.suppress(Exception):  # if the cluster is gone, so are the groups
             if self._session.is_alive:
                 self.remove_empty()
         self._thread.join(CLOSE_S)
 
     def watch(self, groups: Iterable[Group]) -> None:
-        """These are waited for: find out why."""
+        """Set the groups about which the thread asks."""
         self._watched = tuple(dict.fromkeys(groups))
 
     def shortage(self, group: Group) -> Shortage | None:
-        """None: it is there, or nothing is known."""
-        if group.is_there or not group.detail:
+        """Return why a group is not reserved; None if it is, or if the reason is not known."""
+        if group.is_reserved or not group.detail:
             return None
         since_s = group.infeasible_since_s
         infeasible_s = 0.0 if since_s is None else time.monotonic() - since_s
@@ -146,9 +165,9 @@ class Places:
                 if self._watched and self._session.is_alive:
                     self._ask(self._watched)
                 self._last_failure = ""
-            except Exception as error:  # the cluster may be away for a while; it is asked again
+            except Exception as error:  # the cluster may not answer for a while; it is asked again
                 if repr(error) != self._last_failure:
-                    logger.warning("Ray does not say how it is with its resources: %r", error)
+                    logger.warning("Ray does not report its resources; it is asked again until it does: %r", error)
                 self._last_failure = repr(error)
 
     def _ask(self, groups: Sequence[Group]) -> None:
@@ -158,9 +177,9 @@ class Places:
         nodes = free = None
         for group in groups:
             table = placement_group_table(group.placement_group)
-            group.is_there = table.get("state") == "CREATED"
+            group.is_reserved = table.get("state") == "CREATED"
             group.is_removed = table.get("state") == "REMOVED"
-            if group.is_there:
+            if group.is_reserved:
                 group.infeasible_since_s = None
                 continue
             if nodes is None:
@@ -179,7 +198,7 @@ class Places:
 
 
 def is_infeasible(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> bool:
-    """Whether no node has so much, even if nothing else ran there."""
+    """Return whether no node has the resources of a bundle, even without other work on it."""
     return not any(all(node.get(name, 0.0) >= amount for name, amount in bundle.items()) for node in nodes)
 
 
@@ -192,7 +211,17 @@ def shortage_words(
     free: Mapping[str, float],
     is_too_much: bool,
 ) -> str:
-    """What was asked, what there is, what to do."""
+    """Describe what was asked for, what the cluster has, and what to do.
+
+    Args:
+        bundle: The resources of one worker.
+        num_bundles: The number of workers in the group.
+        strategy: The strategy of the group.
+        state: The group's state in Ray's words.
+        nodes: The resources of each node.
+        free: The free resources of the whole cluster.
+        is_too_much: The cluster can never reserve this group as it is.
+    """
     names = list(bundle)
     total = {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
     largest = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in names}

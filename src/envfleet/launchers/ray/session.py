@@ -1,4 +1,4 @@
-"""The connection of this process to Ray. There can be one only: whoever makes it ends it, when its last run is over."""
+"""The connection of this process to Ray. There is at most one; if EnvFleet made it, it ends with the last run."""
 
 from __future__ import annotations
 
@@ -18,39 +18,38 @@ from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
 
 logger = logging.getLogger("envfleet.ray")
 
-ANSWER_S = 5.0
-SHUTDOWN_S = 10.0  # it takes 7 s if the control store (GCS) is gone
-# The first bytes of HTTP/2, which gRPC speaks: a greeting and an empty frame of settings. The other side answers
-# with its own settings at once.
+ANSWER_S = 5.0  # the most that a cluster may take to accept a connection
+SHUTDOWN_S = 10.0  # the most that ray.shutdown() may take; it takes 7 s if the control store (GCS) is gone
+# The first bytes of HTTP/2, which gRPC uses: a greeting and an empty SETTINGS frame. The other side answers with its
+# own SETTINGS frame at once.
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 HTTP2_SETTINGS = 4
 
 Answer = TypeVar("Answer")
 
 _lock = threading.RLock()  # guards what follows
-_num_holders = 0
-_our_driver_id: str | None = None  # of the connection that was made here, not by the user
-_our_runtime_env: dict[str, Any] | None = None  # of that connection: of all that is started through it
+_num_holders = 0  # runs that use the connection
+_our_driver_id: str | None = None  # of the connection, if EnvFleet made it and not the user
+_our_runtime_env: dict[str, Any] | None = None  # of that connection, and so of all actors started through it
 
 
 class Session:
-    """A run's share of the connection."""
+    """One run's use of the connection, until release()."""
 
     def __init__(self, driver_id: str) -> None:
-        """The connection, as it is now."""
         self._driver_id = driver_id
 
     @property
     def is_alive(self) -> bool:
-        """Not, if the user has called ray.shutdown(). Whatever is asked of Ray then would start another one."""
+        """False after ray.shutdown() was called by the user. Any call of Ray would then start another cluster."""
         return _driver_id() == self._driver_id
 
     def brings(self, runtime_env: dict[str, Any] | None) -> bool:
-        """Whether all that is started has this runtime_env already."""
+        """Return whether all actors of this connection have this runtime_env already."""
         return self._driver_id == _our_driver_id and runtime_env == _our_runtime_env
 
     def release(self) -> None:
-        """The run is over."""
+        """End the run's use of the connection; the last run to do so closes it if EnvFleet made it."""
         global _num_holders, _our_driver_id
         with _lock:
             _num_holders -= 1
@@ -60,38 +59,51 @@ class Session:
 
 
 class NoAnswer(ClusterError):
-    """Ray's control store (GCS) does not answer, for now perhaps."""
+    """Ray's control store (GCS) does not answer now; it may later."""
 
 
 def in_time(
     call: Callable[[], Answer], what: str, timeout_s: float, undo: Callable[[Answer], object] | None = None
 ) -> Answer:
-    """What a call of Ray returns. Raises NoAnswer if it takes longer; when it returns in the end, it is undone.
+    """Return the result of a call of Ray, with a deadline.
 
-    Ray has no deadline for a control store that is away: it waits, and ends the whole process after a minute.
+    Ray itself has none while its control store is away: it waits, and ends the whole process after a minute.
+
+    Args:
+        call: The call.
+        what: Its name, for the error.
+        timeout_s: The most seconds to wait.
+        undo: Called with the result if it arrives after the deadline.
+
+    Raises:
+        NoAnswer: The call takes longer.
     """
     answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             answer.set_result(call())
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # answer.result() raises it
             answer.set_exception(error)
 
     def take_back(late: concurrent.futures.Future[Answer]) -> None:
         if undo is not None:
-            with contextlib.suppress(Exception):  # there may be no cluster any more
+            with contextlib.suppress(Exception):  # the cluster may be gone
                 undo(late.result())
 
     threading.Thread(target=run, name="envfleet-ray-call", daemon=True).start()
     if not concurrent.futures.wait([answer], timeout_s).done:
         answer.add_done_callback(take_back)
-        raise NoAnswer(f"Ray has not answered {what} within {timeout_s:g} s: is its head node (GCS) up?")
+        raise NoAnswer(f"Ray has not answered {what} within {timeout_s:g} s: is its head node (GCS) running?")
     return answer.result()
 
 
 def import_ray() -> Any:
-    """Raises MissingExtra."""
+    """Return the module `ray`.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
         import ray
     except ImportError as error:
@@ -100,9 +112,16 @@ def import_ray() -> Any:
 
 
 def connect(address: str, runtime_env: dict[str, Any] | None = None) -> str:
-    """Be connected to the cluster, and say at which host it is. Raises ClusterError.
+    """Connect this process to the cluster, unless it is connected already, and return the cluster's host.
 
-    Folders and modules of a runtime_env are brought to the cluster by a new connection only: that is Ray's rule.
+    Args:
+        address: See `Ray`.
+        runtime_env: The runtime_env of a new connection. Ray uploads folders and modules only for a new connection.
+
+    Raises:
+        UsageError: This process is connected to another cluster.
+        ClusterError: The cluster cannot be reached or started.
+        MissingExtra: Ray is not installed.
     """
     global _our_driver_id, _our_runtime_env
     ray = import_ray()
@@ -113,13 +132,13 @@ def connect(address: str, runtime_env: dict[str, Any] | None = None) -> str:
                 return _host(at)
             if _num_holders > 0 or _driver_id() != _our_driver_id:
                 raise UsageError(
-                    f"Ray(address={address!r}): this process is connected to the Ray cluster at {at}, and it can be to "
-                    "one only: use address='auto', or call ray.shutdown() first"
+                    f"Ray(address={address!r}): this process is connected to the Ray cluster at {at}, and Ray allows "
+                    "one connection: use address='auto', or call ray.shutdown() first"
                 )
-            _shut_down()  # of a run that never began
+            _shut_down()  # host_of_workers() made it for a run that was not launched
         found = _running_cluster() if address == "auto" else address
         if found is None:
-            logger.info("no Ray cluster runs here: starting one on this machine, for this run")
+            logger.info("no Ray cluster runs on this machine: starting one for this run")
             _init(
                 f"Ray(address={address!r}): a Ray cluster cannot be started here",
                 include_dashboard=False,
@@ -139,7 +158,7 @@ def connect(address: str, runtime_env: dict[str, Any] | None = None) -> str:
 
 
 def hold(address: str, runtime_env: dict[str, Any] | None = None) -> Session:
-    """Be connected, until release()."""
+    """Connect as connect() does, and keep the connection until release()."""
     global _num_holders
     with _lock:
         connect(address, runtime_env)
@@ -153,11 +172,11 @@ def _shut_down() -> None:
     try:
         in_time(import_ray().shutdown, "shutdown()", SHUTDOWN_S)
     except NoAnswer as error:
-        logger.warning("%s; it is left to end by itself", error)
+        logger.warning("%s; it ends by itself later", error)
 
 
 def _driver_id() -> str | None:
-    """Of this connection; each has its own. Ray counts connections, but in each cluster from one on."""
+    """Return the identity of the present connection; None if there is none. Ray's job ids repeat between clusters."""
     ray = import_ray()
     if not ray.is_initialized():
         return None
@@ -174,7 +193,7 @@ def _host(address: str) -> str:
 
 
 def _is_same(address: str, other: str) -> bool:
-    """Whether both mean the same port of the same host."""
+    """Return whether both are the same port of the same host."""
     if address.rpartition(":")[2] != other.rpartition(":")[2]:
         return False
     try:
@@ -184,9 +203,9 @@ def _is_same(address: str, other: str) -> bool:
 
 
 def _running_cluster() -> str | None:
-    """The cluster that Ray itself would find, if it answers; None: there is none, one is to be started.
+    """Return the address of the cluster that Ray itself would find, if it answers; None if there is none.
 
-    Ray would wait for minutes for one that is gone, and of which only this file is left.
+    Ray would wait for minutes for a cluster that is gone but has left its file behind.
     """
     told = os.environ.get("RAY_ADDRESS")
     if told:
@@ -201,7 +220,7 @@ def _running_cluster() -> str | None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises OSError or ValueError unless something at this address speaks as Ray does, soon."""
+    """Raise OSError or ValueError unless a server at this address speaks Ray's protocol."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f"expected host:port, got {address!r}")
@@ -218,15 +237,15 @@ def _init(what: str, **settings: Any) -> None:
     ray = import_ray()
     with _own_signals(), _no_usage_stats():
         try:
-            # Workers log to files of their own: there is nothing to print here.
-            ray.init(log_to_driver=False, **copy.deepcopy(settings))  # Ray writes into a runtime_env
-        except Exception as error:  # Ray raises whatever comes: ConnectionError, ValueError, RuntimeError, ...
+            # log_to_driver: workers log to files of their own, so actors have nothing to print here.
+            ray.init(log_to_driver=False, **copy.deepcopy(settings))  # a copy: Ray modifies a runtime_env
+        except Exception as error:  # Ray raises ConnectionError, ValueError, RuntimeError and others
             raise ClusterError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray has SIGTERM end a driver with its own exit code; the run has a better way, which needs the default."""
+    """Restore this process's SIGTERM handler, which ray.init() replaces; the run's own handling needs it."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -237,7 +256,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_usage_stats() -> Iterator[None]:
-    """Nothing is sent anywhere by a cluster that was started for a run, unless the user has said otherwise."""
+    """Switch off Ray's usage statistics for a cluster that is started for a run, unless the user has set them."""
     name = "RAY_USAGE_STATS_ENABLED"
     told = os.environ.get(name)
     os.environ.setdefault(name, "0")

@@ -1,4 +1,4 @@
-"""Ray: workers are actors of a Ray cluster, which places them and starts them again."""
+"""Ray: workers are actors of a Ray cluster, which places and restarts them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,42 @@ NAMED_OTHERWISE = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
-    """Start workers on a Ray cluster: the one that runs, or one on this machine that goes with the run."""
+    """Start workers as actors of a Ray cluster.
 
-    address: str = "auto"  # "host:port" of the cluster; "auto": this process's, or one that runs here, or a new one
+    Args:
+        address: "host:port" of the cluster; this machine must be one of its nodes. "auto": the cluster that this
+            process is connected to, else one that runs on this machine, else a new one that ends with the run.
+        cpus_per_worker: The number of CPUs of each worker, such as 4 or 0.5.
+        gpus_per_worker: The number of GPUs of each worker, such as 1 or 0.25.
+        resources: Further resources of each worker, such as {"memory": 2e9, "my_resource": 1}; memory is in bytes.
+        placement: The strategy of the placement group: "SPREAD" or "PACK", or "STRICT_SPREAD" or "STRICT_PACK" to wait
+            until it can be kept.
+        runtime_env: Ray's runtime_env, such as {"pip": ["shimmy"], "working_dir": "."}.
+        head_address: Where workers find the head: "host", "host:port" or "tcp://host:port". None: this machine's
+            address that is nearest to the cluster.
+        queue_timeout_s: The most seconds that workers may wait for resources. None: no limit.
+        python: The Python interpreter on the nodes, such as "/opt/venv/bin/python". None: the one that runs Ray there,
+            and workers import modules from where this process does unless `runtime_env` says otherwise.
+    """
+
+    address: str = "auto"
     cpus_per_worker: float = 1
     gpus_per_worker: float = 0
-    resources: Mapping[str, float] | None = None  # further ones for each worker: {"memory": 2e9, "my_resource": 1}
-    placement: str = "SPREAD"  # strategy of the placement group
-    runtime_env: Mapping[str, Any] | None = None  # as Ray's: "pip", "working_dir", "env_vars", ...
-    head_address: str | None = None  # where workers find this process; None: the address on the way to the cluster
-    queue_timeout_s: float | None = 60.0  # how long workers may wait for resources; None: without end
-    python: str | None = None  # the interpreter on the nodes; None: the one that runs Ray there
+    resources: Mapping[str, float] | None = None
+    placement: str = "SPREAD"
+    runtime_env: Mapping[str, Any] | None = None
+    head_address: str | None = None
+    queue_timeout_s: float | None = 60.0
+    python: str | None = None
 
     is_on_this_host = False
 
     def __post_init__(self) -> None:
-        """Check all that can be checked without a cluster."""
+        """Raise UsageError if a setting is wrong."""
         if not self.address or self.address.startswith("ray://"):
             raise UsageError(
                 f"Ray(address={self.address!r}): expected 'auto' or 'host:port' of a cluster that this machine is a "
-                "node of. Through Ray Client (ray://) workers could not be watched: run this program on a node of the "
+                "node of. Ray Client (ray://) cannot watch workers: run this program on a node of the "
                 "cluster, or submit it with `ray job submit`"
             )
         if not self.cpus_per_worker > 0:
@@ -58,11 +74,29 @@ class Ray:
             raise UsageError(f"Ray(queue_timeout_s={self.queue_timeout_s!r}): expected more than 0, or None")
 
     def host_of_workers(self) -> str:
-        """See Launcher. Connects to the cluster, or starts one."""
+        """Connect to the cluster, or start one, and return its host.
+
+        Raises:
+            UsageError: This process is connected to another cluster.
+            ClusterError: The cluster cannot be reached or started.
+            MissingExtra: Ray is not installed.
+        """
         return ray_session.connect(self.address, self._runtime_env)
 
     def launch(self, job: WorkerJob) -> OwnedJob:
-        """Ask for a place for each worker, and have them started there; does not wait for it."""
+        """Ask Ray for a place and an actor for each worker, without waiting for them.
+
+        Args:
+            job: What to start.
+
+        Returns:
+            The workers; all of them are PENDING.
+
+        Raises:
+            UsageError: Ray does not understand a setting, or this process is connected to another cluster.
+            ClusterError: The cluster cannot be reached or started, or refuses.
+            MissingExtra: Ray is not installed.
+        """
         runtime_env = self._runtime_env
         session = ray_session.hold(self.address, runtime_env)
         request = Request(
@@ -88,10 +122,10 @@ class Ray:
         return dict(self.runtime_env) if self.runtime_env else None
 
     def _path(self) -> tuple[str, ...] | None:
-        """Where workers look for modules first; None: where their actor does, which Ray has prepared."""
+        """Return the folders that workers import modules from; None: those of their actor, which Ray has prepared."""
         if self.python is not None or set(self.runtime_env or {}) - {"env_vars"}:
             return None
         if MODULE_PATH_VARIABLE in (self.runtime_env or {}).get("env_vars", {}):
             return None
-        # The workers find the modules that this process finds: policies and envs given by their import path.
+        # Workers import policies and envs by name, from where this process does.
         return tuple(os.path.abspath(entry) for entry in sys.path)
