@@ -26,7 +26,8 @@ from envfleet.contract.errors import PoolClosed
 logger = logging.getLogger("envfleet.cluster")
 
 TICK_S = 0.25
-CALLER_STAYS_S = 0.02  # a caller that was here so recently will be back: the background thread keeps away
+MOST_EXTENSION = 20  # times its timeout: the longest wait, however many chunks of large messages come
+CALLER_STAYS_S = 0.02  # a caller that was here this recently will be back: the background thread keeps away
 LET_IN_S = 0.0005
 MOST_MESSAGES_A_TURN = 256  # so that nobody can keep the loop from everything else
 
@@ -114,8 +115,19 @@ class HeadSocket:
     def wait(
         self, is_done: Callable[[], bool], timeout_s: float, progress_s: Callable[[], float] | None = None
     ) -> bool:
-        """Turn the loop until `is_done()`, which may raise. False: `timeout_s` have passed since `progress_s()`."""
+        """Turn the loop until `is_done()`, which may raise.
+
+        Args:
+            is_done: Whether the wait is over.
+            timeout_s: The longest time without progress.
+            progress_s: When the last chunk of a large message came. However many come, the wait ends after
+                MOST_EXTENSION times `timeout_s`; None: there is no progress to wait for.
+
+        Returns:
+            Whether `is_done()` returned True in time.
+        """
         begun_s = time.monotonic()
+        last_s = begun_s + (MOST_EXTENSION - 1) * timeout_s
         with self._lock:
             self._num_waiting += 1
         try:
@@ -126,7 +138,7 @@ class HeadSocket:
                     self._turn()
                 if is_done():
                     return True
-                since_s = begun_s if progress_s is None else max(begun_s, progress_s())
+                since_s = begun_s if progress_s is None else min(max(begun_s, progress_s()), last_s)
                 left_s = since_s + timeout_s - time.monotonic()
                 if left_s <= 0:
                     return False

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from envfleet.cluster.head.answers import PendingAnswers, errors_of
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.head import Head
+from envfleet.cluster.head.socket import MOST_EXTENSION
 from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.run.addressing import advertised_address, listening_address
 from envfleet.cluster.run.job_monitor import JobMonitor
@@ -129,9 +130,18 @@ class Run:
     def wait_until_ready(
         self, timeout_s: float, num_wanted: int | None = None, most_s: float | None = None
     ) -> RolloutForm:
-        """Until the pools of so many workers, or of all, are built. Time in a queue counts for itself.
+        """Wait until the pools of workers are built.
 
-        `most_s`: no longer than this, wherever the time goes.
+        Args:
+            timeout_s: The longest wait. Time in the launcher's queue, and time in which large messages make progress,
+                does not count.
+            num_wanted: The number of workers to wait for; None: all.
+            most_s: The longest wait, with all of its time; None: no such limit.
+
+        Raises:
+            JoinTimeout: They were not ready in time.
+            WorkerFailed: A pool cannot be built.
+            WorkerLost: A worker does not start.
         """
         num_wanted = self.num_workers if num_wanted is None else min(num_wanted, self.num_workers)
 
@@ -142,7 +152,7 @@ class Run:
             return False
 
         begun_s = time.monotonic()
-        starting_s = queueing_s = 0.0
+        starting_s = queueing_s = receiving_s = 0.0
         progress = Progress()
         try:
             while not self.head.wait(is_ready, min(TELL_EVERY_S, timeout_s - starting_s)):
@@ -154,10 +164,12 @@ class Run:
                     queueing_s += TELL_EVERY_S
                 elif time.monotonic() - self._fleet.last_progress_s(record.worker for record in missing) > TELL_EVERY_S:
                     starting_s += TELL_EVERY_S
+                else:
+                    receiving_s += TELL_EVERY_S
                 self._show(progress, pending)
                 if self._queue_timeout_s is not None and queueing_s > self._queue_timeout_s:
                     self._raise_join_timeout(f"after {queueing_s:g} s in the queue, the launcher's queue_timeout_s")
-                if starting_s >= timeout_s:
+                if starting_s >= timeout_s or receiving_s >= MOST_EXTENSION * timeout_s:
                     self._raise_join_timeout(f"in {timeout_s:g} s")
         finally:
             progress.close()
@@ -271,10 +283,13 @@ class Run:
         self._wait(is_done, workers, timeout_s, then)
 
     def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float, then: str) -> None:
-        """Time in which an answer, or what a worker needs for it, comes on in chunks does not count."""
+        """Time in which chunks of an answer, or of what a worker needs for it, arrive does not count, see Head.wait."""
+        begun_s = time.monotonic()
         if not self.head.wait(is_done, timeout_s, lambda: self._fleet.last_progress_s(workers)):
             late = "; ".join(self._about(self._fleet[worker]) for worker in workers if not self._fleet[worker].answers)
-            raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}.\n{then}")
+            waited_s = time.monotonic() - begun_s
+            extended = f" ({waited_s:.0f} s with large messages on their way)" if waited_s > 2 * timeout_s else ""
+            raise ClusterTimeout(f"no answer within {timeout_s:g} s{extended}: {late}.\n{then}")
 
     def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
         gone = [self._fleet[worker] for worker in workers if self._fleet[worker].is_given_up]
