@@ -1,4 +1,4 @@
-"""Run: head, launcher and what lies between them: started together, watched while one waits, ended together."""
+"""Run: the head and the launcher's job, started together, watched while the caller waits, ended together."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Activity(Protocol):
     """What the open orders are for: steps, a rollout, a stream. One at a time."""
 
     def drop(self) -> None:
-        """Something else begins: forget what was begun."""
+        """Forget what was begun: another activity begins."""
 
     def resized(self, num_workers_before: int) -> None:
-        """There are more workers now, or fewer."""
+        """Adapt to a new number of workers."""
 
 
 class Run:
     """One run of a cluster."""
 
     def __init__(self, config: RunConfig, launcher: Launcher) -> None:
-        """Bind the head, and have the workers started."""
+        """Bind the head, and ask the launcher for the workers."""
         self.num_workers = len(config.plans)
         self.num_envs_per_worker = config.plans[0].num_envs
         self._raises_env_errors = config.raises_env_errors
@@ -86,7 +86,7 @@ class Run:
             undo.pop_all()
 
     def close(self) -> None:
-        """End everything. In a fork of the owner: nothing, it is not its own."""
+        """End workers and head, and remove the run's folder. In a fork of the owner: nothing, they are not its own."""
         if self._is_closed or os.getpid() != self._owner_pid:
             return
         self._is_closed = True
@@ -99,7 +99,7 @@ class Run:
             stack.callback(self._monitor.close)
 
     def close_when_collected(self) -> None:
-        """For the garbage collector, which may call from one of our own threads, in the middle of anything."""
+        """Close the run for the garbage collector, which may call from any of our threads at any time."""
         if self.head.is_in_use_here or self._monitor.is_current_thread:
             threading.Thread(target=self.close, name="envfleet-close").start()
         else:
@@ -108,12 +108,12 @@ class Run:
     def resize(
         self, plans: tuple[PoolPlan, ...], env_pickles: tuple[bytes | None, ...], attributes: Mapping[str, Any]
     ) -> None:
-        """More workers, or fewer. Nothing has changed if the launcher's engine refuses."""
+        """Have more workers, or fewer. If the launcher's engine refuses, nothing has changed."""
         before, after = self._config, replace(self._config, plans=plans, env_pickles=env_pickles)
         num_before, num_after = self.num_workers, len(plans)
         with self._monitor.paused():
             if num_after < num_before:
-                self._monitor.resize(num_after)  # those who go: the head forgets them when they do
+                self._monitor.resize(num_after)  # first: the head forgets workers once they are told to end
                 self.head.resize(after, attributes)
             else:
                 self.head.resize(after, attributes)  # first: it must know workers that join
@@ -208,7 +208,7 @@ class Run:
         )
 
     def begin(self, activity: Activity | None) -> None:
-        """From now on orders are for this activity; what another one has begun is cancelled. None: for nothing."""
+        """Make this the current activity; orders of the one before it are cancelled. None: there is no activity."""
         current = None if self._activity is None else self._activity()
         if current is activity and activity is not None:
             return
@@ -221,25 +221,25 @@ class Run:
 
     @property
     def is_busy(self) -> bool:
-        """A stream runs, or something else was begun and not finished."""
+        """Whether a stream runs, or another activity was begun and not finished."""
         return self._activity is not None and self._activity() is not None and self.head.has_open_orders
 
     def is_doing(self, activity: Activity) -> bool:
-        """Are the open orders for this activity? In a fork of the owner nothing is: its locks may be held for ever."""
+        """Whether this is the current activity. Never in a fork of the owner, whose locks may stay held."""
         is_current = self._activity is not None and self._activity() is activity
         return is_current and not self._is_closed and os.getpid() == self._owner_pid
 
     def take(self, workers: Iterable[int], if_incomplete: str = "") -> PendingAnswers:
-        """The oldest answers of these workers, which are there.
+        """Take the oldest answers of these workers, which must all have one.
 
         Args:
-            workers: Whose answers.
-            if_incomplete: For the error of a worker that could not carry out its order: what becomes of the call.
+            workers: The workers whose answers to take.
+            if_incomplete: What becomes of the call if a worker could not carry out its order; part of the error text.
         """
         answers = self._fleet.take_answers(workers)
         errors = [
             error
-            # First those without a result: nothing will be returned, and the caller hears one error only.
+            # First those without a result: nothing will be returned, and the caller gets one error only.
             for answer in sorted(answers, key=lambda each: not isinstance(each.result, OrderFailed))
             for error in errors_of(
                 answer,
@@ -256,11 +256,11 @@ class Run:
         return self._fleet.answered(workers)
 
     def wait_for_answers(self, workers: Collection[int], timeout_s: float, then: str) -> None:
-        """Until each of these workers has answered. `then` is what the caller can do after ClusterTimeout."""
+        """Wait until each of these workers has answered. `then` ends the text of ClusterTimeout."""
         self.wait_for_some(workers, len(workers), timeout_s, then)
 
     def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float, then: str) -> None:
-        """Until `num_workers` of these workers have answered."""
+        """Wait until `num_workers` of these workers have answered."""
 
         def is_done() -> bool:
             num_answered = sum(1 for worker in workers if self._fleet[worker].answers)
@@ -271,7 +271,7 @@ class Run:
         self._wait(is_done, workers, timeout_s, then)
 
     def wait_for_any(self, timeout_s: float, then: str) -> None:
-        """Until any worker has answered; as long as one is there or comes back there is hope."""
+        """Wait until any worker has answered. WorkerLost is raised only if all of them are given up."""
         workers = range(self.num_workers)
 
         def is_done() -> bool:
