@@ -275,6 +275,16 @@ def test_fewer_workers_need_no_wait_and_more_wait_no_longer_than_said():
         assert envs.rollout(DiscreteAgent(), 4).rewards.shape == (4, 4)  # it has come since
 
 
+def test_the_limit_of_scale_counts_also_for_workers_that_run_and_do_not_join():
+    queue = Queue({1}, state=WorkerState.RUNNING)
+    queue.resize = lambda num_workers: None
+    with cluster(1, launcher=queue, start_timeout_s=100.0) as envs:
+        begun_s = time.monotonic()
+        with pytest.raises(envfleet.JoinTimeout, match=r"in 1 s.*job 1: Priority"):
+            envs.scale(2, timeout_s=1.0)
+        assert time.monotonic() - begun_s < 50.0
+
+
 @pytest.mark.parametrize("is_first_slow", [True, False])
 def test_one_that_cannot_be_built_is_no_matter_if_others_are_enough(is_first_slow):
     def make(env_id):

@@ -1,4 +1,4 @@
-"""Calling: methods and attributes of remote envs, asked of workers, all at once, while nothing else is under way."""
+"""Calling: methods and attributes of remote envs, asked for while nothing else is under way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIVEN_UP = "The call is given up: envs may still carry it out, but what they ret
 
 
 class Calling:
-    """Calls, and what was set by them."""
+    """Calls to remote envs, and the attributes that were set."""
 
     def __init__(self, run: Run, timeout_s: float) -> None:
         self._run = run
@@ -29,7 +29,7 @@ class Calling:
         self.attributes: dict[str, Any] = {}  # set to one value for all envs, as they travel: new workers get them, too
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """What a method of each of `env_ids` returns, or an attribute of it. Only their workers are asked."""
+        """Call a method of each of `env_ids`, or get an attribute. Only their workers are asked."""
         plain_args, plain_kwargs = to_plain(args, "args"), to_plain(kwargs, "kwargs")
         num_each = self._run.num_envs_per_worker
         rows: dict[int, list[int]] = {}
@@ -75,7 +75,7 @@ class Calling:
             self._head.issue(orders)
             run.wait_for_answers(workers, self._timeout_s, GIVEN_UP)
         except BaseException:
-            self._head.cancel_open()  # or the answers would be taken for others
+            self._head.cancel_open()  # or the answers would be taken for those of later orders
             raise
         answers = run.take(workers).take()
         return {

@@ -1,4 +1,4 @@
-"""RolloutActivity and RolloutStream: the policy acts on the workers (DETACH); rollouts of all, or as they come."""
+"""RolloutActivity and RolloutStream: rollouts with the policy on the workers, of all workers or as they come."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class RolloutActivity:
         self._held: PendingAnswers | None = None
 
     def is_begun(self, agent: Any, num_steps: int) -> bool:
-        """Such a rollout was begun and not returned: the caller was told of a failure or of a deadline."""
+        """Whether this very rollout was begun and not returned, because an error was raised instead."""
         return self._run.is_doing(self) and self._num_steps == num_steps and self._agent is agent
 
     @property
     def is_under_way(self) -> bool:
-        """A rollout was begun and not returned."""
+        """Whether a rollout was begun and not returned."""
         return self._run.is_doing(self) and self._num_steps > 0
 
     def drop(self) -> None:
@@ -51,15 +51,15 @@ class RolloutActivity:
         """See Activity. Nothing is resized while a rollout is under way."""
 
     def begin(self, agent: Any, num_steps: int) -> None:
-        """Have all workers collect with this agent, which was published."""
+        """Issue an order to each worker to collect with this agent, which was published."""
         self._run.begin(None)
         self._run.begin(self)
         self._learner.measure()
         _issue(self._head, range(self._run.num_workers), num_steps)
-        self._agent, self._num_steps = agent, num_steps  # last: it is begun if nothing was wrong
+        self._agent, self._num_steps = agent, num_steps  # last: it is begun only if no order failed
 
     def finish(self, timeout_s: float) -> Rollout:
-        """Wait for the rollout that was begun. After an error the same call goes on where it was."""
+        """Wait for the rollout that was begun. After an error the same call goes on with it."""
         if self._held is None:
             workers = range(self._run.num_workers)
             self._run.wait_for_answers(workers, timeout_s, SAME_CALL_GOES_ON)
@@ -76,7 +76,7 @@ class RolloutActivity:
         return rollout
 
     def as_step(self, rollout: Rollout) -> StepResult:
-        """A rollout of one step, as step() returns it; what the policy gave is in the info."""
+        """A rollout of one step in the form of step(); actions, log_probs and extras are in the info."""
         info: Infos = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
         info |= {name: _first(values) for name, values in rollout.extras.items()}
         ended = rollout.terminations[0] | rollout.truncations[0]
@@ -87,9 +87,9 @@ class RolloutActivity:
 
 
 class RolloutStream(Iterator[Rollout]):
-    """Rollouts of single workers, as they come, without end; until it is closed or forgotten. See Activity.
+    """Rollouts of single workers in the order in which they come, until it is closed or collected. See Activity.
 
-    An error does not end it: the next rollout follows.
+    An error does not end it: `next()` goes on.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class RolloutStream(Iterator[Rollout]):
         return self
 
     def __next__(self) -> Rollout:
-        """The next rollout of any worker."""
+        """Wait for the next rollout of any worker."""
         while self._run.is_doing(self):
             if self._held is None:
                 self._run.wait_for_any(self._timeout_s, NEXT_GOES_ON)
@@ -169,7 +169,7 @@ class RolloutStream(Iterator[Rollout]):
             self._run.begin(None)
 
     def __del__(self) -> None:
-        """A loop that was left has forgotten it."""
+        """End the stream when it is collected: the loop was left."""
         self.close()
 
 

@@ -1,4 +1,4 @@
-"""Stepping: the learner chooses the actions; resets and steps of remote envs, all of them or those of some workers."""
+"""Stepping: resets and steps of remote envs, with actions that the learner chooses; of all workers or some."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Stepping:
 
     @property
     def has_results_to_come(self) -> bool:
-        """Something was sent and not received."""
+        """Whether something was sent and not received."""
         return bool(self.in_flight) or self.is_held
 
     @property
     def is_held(self) -> bool:
-        """A batch is there, but the caller was told of a failure in it instead."""
+        """Whether a batch has come whose errors the caller has not heard to the end."""
         return self._held is not None
 
     def drop(self) -> None:
@@ -65,9 +65,14 @@ class Stepping:
     def send_reset(
         self, autoreset: str, seeds: list[int | None], options: Any, mask: Array | None, is_whole: bool
     ) -> None:
-        """Begin to reset all envs, or those in `mask`. What was not received is dropped.
+        """Begin to reset all envs, or those in `mask`. Results that were not received are dropped.
 
-        `is_whole`: the rows of all workers are one batch, whatever the batch size.
+        Args:
+            autoreset: The mode of the steps that follow.
+            seeds: One for each env.
+            options: As plain values.
+            mask: The envs to reset; None: all.
+            is_whole: The rows of all workers are one batch, whatever the batch size.
         """
         if mask is not None and self.has_results_to_come:
             raise EnvBusy(f"workers {sorted(self.in_flight)} have results to come: receive them before resetting some")
@@ -126,11 +131,11 @@ class Stepping:
             self._head.issue(orders)
             self.in_flight.update(orders)
         except BaseException:
-            self._run.begin(None)  # or answers that nobody knows of would be taken for others
+            self._run.begin(None)  # or the answers would be taken for those of later orders
             raise
 
     def recv(self, num_workers: int, timeout_s: float) -> StepResult:
-        """The rows of the `num_workers` workers that are ready first, in env order or as sent; of all after reset()."""
+        """Wait for the rows of `num_workers` workers, those that are ready first; after reset() for all."""
         if self._held is None:
             num_workers = self._run.num_workers if self._is_whole else num_workers
             self._run.wait_for_some(self.in_flight, num_workers, timeout_s, RECV_GOES_ON)
@@ -160,7 +165,7 @@ class Stepping:
 
 
 def workers_of(env_ids: Array, num_workers: int, num_envs_per_worker: int) -> dict[int, Array]:
-    """Which rows of the caller's arrays are for which worker. Envs of one worker are chosen together."""
+    """The rows of the caller's arrays that are for each worker. All envs of a worker must be chosen together."""
     num_envs = num_workers * num_envs_per_worker
     if env_ids.ndim != 1 or env_ids.dtype.kind not in "iu" or not len(env_ids):
         got = f"shape {env_ids.shape}, dtype {env_ids.dtype}"

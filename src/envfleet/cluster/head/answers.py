@@ -95,7 +95,7 @@ def _order_failed(failed: OrderFailed, member: Member, then: str) -> Exception:
 def _env_failed(failure: EnvFailure, member: Member, then: str = "") -> Exception:
     usage = _usage_error(failure.kind)
     if usage is not None:
-        return usage(_lines(f"{failure.error} (env {failure.env_id} of the run, {member})", then))
+        return usage(_lines(f"env {failure.env_id} of {member}: {failure.error}", then))
     return EnvFailed(
         _lines(f"env {failure.env_id} of {member}: {failure.error}", then),
         env_id=failure.env_id,

@@ -1,4 +1,4 @@
-"""PolicyVersions: the policy the head holds for its workers: code and newest weights, encoded once. Pure."""
+"""PolicyVersions: code and newest weights of the policy that workers pull, each encoded once. Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from envfleet.contract.policy import PolicyCode
 
 Frames = list[Any]
 
-LEAST_BFLOAT16 = 256  # numbers in an array: less is not worth its precision
+LEAST_BFLOAT16 = 256  # numbers in an array: smaller ones keep their precision
 
 
 class PolicyVersions:
-    """The newest policy. Both numbers only grow: a worker that holds others knows that it is behind."""
+    """The newest policy. `code_id` and `version` only grow: a worker that holds lower ones is behind."""
 
     def __init__(self, is_bfloat16: bool = False) -> None:
-        """Nothing is published yet. `is_bfloat16`: large float32 arrays travel with half their bits."""
+        """Begin without a policy. `is_bfloat16`: large float32 arrays travel with half their bits."""
         self.code_id = 0
         self.version = 0
         self._is_bfloat16 = is_bfloat16
         self._weights: dict[str, Array] = {}
         self._code_frames: Frames = []
         self._is_published = False
-        self._weight_frames: Frames = []  # empty until somebody asks for them
+        self._weight_frames: Frames = []  # empty until a worker pulls them
 
     def set_code(self, code: PolicyCode) -> None:
-        """Another policy from now on; weights must follow."""
+        """Make another policy the newest; its weights must be published next."""
         self.code_id += 1
         message = Code(code_id=self.code_id, factory=code.factory, kwargs=to_plain(dict(code.kwargs)))
         arrays = {} if code.pickled is None else {"pickled": np.frombuffer(code.pickled, np.uint8)}
@@ -42,7 +42,7 @@ class PolicyVersions:
         self._is_published = False
 
     def publish(self, weights: Mapping[str, Array]) -> bool:
-        """New weights, which are copied: the learner goes on changing its own. False: they are what they were."""
+        """Copy these weights as the newest version. Returns whether they differ from the last ones."""
         given = {name: np.asarray(array) for name, array in weights.items()}
         wrong = [f"{name} ({array.dtype})" for name, array in given.items() if array.dtype not in NAME_OF]
         if wrong:
@@ -60,7 +60,7 @@ class PolicyVersions:
         return self._code_frames or None
 
     def weight_frames(self) -> Frames | None:
-        """The message with the newest weights, the same one for all who ask; None: nothing is published."""
+        """The message with the newest weights, the same one for all workers; None: nothing is published."""
         if self._is_published and not self._weight_frames:
             self._weight_frames = self._encoded()
         return self._weight_frames or None
@@ -77,7 +77,7 @@ class PolicyVersions:
 
 
 def _are_equal(held: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
-    """Bit for bit."""
+    """Whether the weights are equal, bit for bit."""
     return held.keys() == given.keys() and all(
         array.dtype == given[name].dtype
         and array.shape == given[name].shape

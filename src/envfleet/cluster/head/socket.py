@@ -1,7 +1,7 @@
-"""HeadSocket: the head's ROUTER, and who turns its loop when.
+"""HeadSocket: the head's ROUTER, and which thread runs its loop when.
 
-Whoever waits for something turns the loop: the caller of wait(), in its own thread, so that no answer has to be handed
-from thread to thread. While nobody waits a background thread does it: workers get weights while the learner learns.
+The caller of wait() runs the loop in its own thread, so that no answer has to be handed from thread to thread. While
+nobody waits a background thread runs it: workers get weights while the learner learns.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from envfleet.contract.errors import PoolClosed
 logger = logging.getLogger("envfleet.cluster")
 
 TICK_S = 0.25
-CALLER_STAYS_S = 0.02  # a caller that was here so recently will be back: the background thread keeps away
+MOST_EXTENSION = 20  # times its timeout: the longest wait, however many chunks of large messages come
+CALLER_STAYS_S = 0.02  # a caller that was here this recently will be back: the background thread keeps away
 LET_IN_S = 0.0005
-MOST_MESSAGES_A_TURN = 256  # so that nobody can keep the loop from everything else
+MOST_MESSAGES_A_TURN = 256  # so that no process can keep the loop from everything else
 
 
 class Receiver(Protocol):
-    """What is done with messages."""
+    """The other side of the socket: the head."""
 
     def connected(self, process: bytes) -> None:
-        """A process was heard of on a connection that was not known; its message follows."""
+        """A process has sent on a connection that was not known; its message follows."""
 
     def receive(self, process: bytes, frames: list[Any]) -> None:
-        """A message came; frames are buffers."""
+        """Take a message; frames are buffers."""
 
     def tick(self, now_s: float) -> None:
-        """Time has passed: TICK_S, or more."""
+        """Do what is due; called every TICK_S, or later."""
 
 
 class HeadSocket:
@@ -50,7 +51,7 @@ class HeadSocket:
     def __init__(
         self, address: str, keys: RunKeys | None, silence_s: float, receiver: Receiver, num_workers: int = 0
     ) -> None:
-        """Bind to `address`; `self.address` says where it came to be."""
+        """Bind to `address`; `self.address` is the address with the port that was taken."""
         self._receiver = receiver
         self._lock = threading.RLock()
         self._num_waiting = 0
@@ -76,22 +77,22 @@ class HeadSocket:
 
     @property
     def num_strangers(self) -> int:
-        """Connections that were refused for want of the run's key."""
+        """The number of connections that were refused because they lack the run's key."""
         num_refused = 0 if self._authenticator is None else self._authenticator.num_refused
         return num_refused + (0 if self._strangers is None else self._strangers.num_shut_down)
 
     @property
     def is_in_use_here(self) -> bool:
-        """Is this thread in the middle of using it, or the one in the background?"""
+        """Whether this is the background thread, or one that holds the lock."""
         return threading.current_thread() is self._thread or self._lock._is_owned()  # type: ignore[attr-defined]
 
     def start(self) -> None:
-        """From now on messages are received."""
+        """Start the background thread, which receives messages."""
         self._thread.start()
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """The caller's turn: what it sends may hide that something came, so the loop is always turned after it."""
+        """Hold the lock in the caller's thread. The loop runs once after it: sending may hide what came."""
         self._let_others_in()
         with self._lock:
             self._caller_s = time.monotonic()
@@ -100,7 +101,7 @@ class HeadSocket:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """The turn of another thread. The caller may have gone to sleep: it must hear of what came."""
+        """Hold the lock in another thread, and wake the caller if it waits: a message may have come."""
         self._others.append(None)
         with self._lock:
             self._others.pop()
@@ -114,8 +115,19 @@ class HeadSocket:
     def wait(
         self, is_done: Callable[[], bool], timeout_s: float, progress_s: Callable[[], float] | None = None
     ) -> bool:
-        """Turn the loop until `is_done()`, which may raise. False: `timeout_s` have passed since `progress_s()`."""
+        """Run the loop until `is_done()`, which may raise.
+
+        Args:
+            is_done: Whether the wait is over.
+            timeout_s: The longest time without progress.
+            progress_s: When the last chunk of a large message came. However many come, the wait ends after
+                MOST_EXTENSION times `timeout_s`; None: there is no progress to wait for.
+
+        Returns:
+            Whether `is_done()` returned True in time.
+        """
         begun_s = time.monotonic()
+        last_s = begun_s + (MOST_EXTENSION - 1) * timeout_s
         with self._lock:
             self._num_waiting += 1
         try:
@@ -126,7 +138,7 @@ class HeadSocket:
                     self._turn()
                 if is_done():
                     return True
-                since_s = begun_s if progress_s is None else max(begun_s, progress_s())
+                since_s = begun_s if progress_s is None else min(max(begun_s, progress_s()), last_s)
                 left_s = since_s + timeout_s - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -166,19 +178,19 @@ class HeadSocket:
             os.close(self._turned_fd)
 
     def _let_others_in(self) -> None:
-        """Locks are not fair: a caller that always has something to do would keep the other threads out for ever."""
+        """Let other threads take the lock first. Locks are not fair: a busy caller would keep them out."""
         if self._others:
             time.sleep(LET_IN_S)
 
     def _turn(self) -> None:
-        """Receive what is there, and do what is due. Holds the lock."""
+        """Receive the messages that have come, and do what is due. The caller holds the lock."""
         now_s = time.monotonic()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + TICK_S
             self._receiver.tick(now_s)
         if self._authenticator is not None:
             self._authenticator.answer()
-        # Last: whatever is sent may hide that something came.
+        # Last: sending may hide that a message came.
         num_received = 0
         while num_received < MOST_MESSAGES_A_TURN and has_message(self._router):
             connection, name, *frames = recv_frames(self._router)
@@ -204,7 +216,7 @@ class HeadSocket:
                 logger.exception("the head met an error")
 
     def _sleep(self, timeout_s: float, *fds: int) -> None:
-        """Until something came, at most `timeout_s`. Does not touch the sockets, only their descriptors."""
+        """Sleep until a message comes, `timeout_s` at most. Uses only the sockets' descriptors, so needs no lock."""
         if self._has_more:
             return
         poll = select.poll()

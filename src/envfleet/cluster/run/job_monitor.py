@@ -1,4 +1,4 @@
-"""JobMonitor: a thread that asks the launcher how its workers are, and has lost ones started again."""
+"""JobMonitor: a thread that asks the launcher's job for the status of each worker, and has lost ones restarted."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from envfleet.launchers.launcher import Job
 logger = logging.getLogger("envfleet.cluster")
 
 LOOK_S = 0.1
-LONGEST_CALL_S = 10.0  # of the launcher's engine when the run ends; then nobody waits for it any more
+LONGEST_CALL_S = 10.0  # that the end of a run waits for a call to the launcher's engine
 SHORT_WAIT_S = 1.0
 PAUSE_WAIT_S = 90.0  # to submit a job may take a minute
 
 
 class JobMonitor:
-    """Between head and launcher, which do not know each other. The launcher may be slow; the head never waits for it.
+    """Stands between head and launcher, which do not know each other. The head never waits for a slow launcher.
 
-    Whoever else wants something of the job asks here: one at a time.
+    All calls to the job go through the monitor, one at a time.
     """
 
     def __init__(self, head: Head, job: Job, num_workers: int) -> None:
@@ -40,11 +40,11 @@ class JobMonitor:
 
     @property
     def is_current_thread(self) -> bool:
-        """Is this the monitor's own thread?"""
+        """Whether this is the monitor's own thread."""
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """No worker is started any more."""
+        """End the thread: no worker is started any more."""
         self._is_closing.set()
         self._thread.join(LONGEST_CALL_S)
 
@@ -58,7 +58,7 @@ class JobMonitor:
                 self._lock.release()
 
     def log(self, worker: int) -> str:
-        """The end of what a worker has printed. Whoever asks has an error to tell: he does not wait for it."""
+        """The end of a worker's log. Called while an error is reported, so it waits SHORT_WAIT_S at most."""
         if not self._lock.acquire(timeout=SHORT_WAIT_S):
             return "(its log cannot be read: the launcher is busy)"
         try:
@@ -67,12 +67,12 @@ class JobMonitor:
             self._lock.release()
 
     def log_place(self, worker: int) -> str:
-        """Where all of it is."""
+        """Where a worker's whole log is."""
         return self._job.log_place(worker)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Meanwhile nothing is asked, told or started."""
+        """Keep the monitor from asking for statuses and from starting workers."""
         if not self._lock.acquire(timeout=PAUSE_WAIT_S):
             raise ClusterTimeout(
                 f"the launcher was busy for {PAUSE_WAIT_S:g} s. Nothing has changed: call scale() again"
@@ -83,7 +83,7 @@ class JobMonitor:
             self._lock.release()
 
     def resize(self, num_workers: int) -> None:
-        """Have workers started up to this number, or ended from there on."""
+        """Start workers up to this number, or end those from this number on."""
         with self._lock:
             self._job.resize(num_workers)
             self._num_workers = num_workers
@@ -96,7 +96,7 @@ class JobMonitor:
                 self._tolerate(self._start_those_due)
 
     def _tolerate(self, call: Callable[..., None], *args: Any) -> None:
-        """The engine may fail for a while, or for one worker: it is asked again."""
+        """Log what the engine raises: it may fail for a while, or for one worker, and is asked again."""
         try:
             call(*args)
         except PoolClosed:

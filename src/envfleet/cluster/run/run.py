@@ -1,4 +1,4 @@
-"""Run: head, launcher and what lies between them: started together, watched while one waits, ended together."""
+"""Run: the head and the launcher's job, started together, watched while the caller waits, ended together."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from envfleet.cluster.head.answers import PendingAnswers, errors_of
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.head import Head
+from envfleet.cluster.head.socket import MOST_EXTENSION
 from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.run.addressing import advertised_address, listening_address
 from envfleet.cluster.run.job_monitor import JobMonitor
@@ -47,17 +48,17 @@ class Activity(Protocol):
     """What the open orders are for: steps, a rollout, a stream. One at a time."""
 
     def drop(self) -> None:
-        """Something else begins: forget what was begun."""
+        """Forget what was begun: another activity begins."""
 
     def resized(self, num_workers_before: int) -> None:
-        """There are more workers now, or fewer."""
+        """Adapt to a new number of workers."""
 
 
 class Run:
     """One run of a cluster."""
 
     def __init__(self, config: RunConfig, launcher: Launcher) -> None:
-        """Bind the head, and have the workers started."""
+        """Bind the head, and ask the launcher for the workers."""
         self.num_workers = len(config.plans)
         self.num_envs_per_worker = config.plans[0].num_envs
         self._raises_env_errors = config.raises_env_errors
@@ -86,7 +87,7 @@ class Run:
             undo.pop_all()
 
     def close(self) -> None:
-        """End everything. In a fork of the owner: nothing, it is not its own."""
+        """End workers and head, and remove the run's folder. In a fork of the owner: nothing, they are not its own."""
         if self._is_closed or os.getpid() != self._owner_pid:
             return
         self._is_closed = True
@@ -99,7 +100,7 @@ class Run:
             stack.callback(self._monitor.close)
 
     def close_when_collected(self) -> None:
-        """For the garbage collector, which may call from one of our own threads, in the middle of anything."""
+        """Close the run for the garbage collector, which may call from any of our threads at any time."""
         if self.head.is_in_use_here or self._monitor.is_current_thread:
             threading.Thread(target=self.close, name="envfleet-close").start()
         else:
@@ -108,12 +109,12 @@ class Run:
     def resize(
         self, plans: tuple[PoolPlan, ...], env_pickles: tuple[bytes | None, ...], attributes: Mapping[str, Any]
     ) -> None:
-        """More workers, or fewer. Nothing has changed if the launcher's engine refuses."""
+        """Have more workers, or fewer. If the launcher's engine refuses, nothing has changed."""
         before, after = self._config, replace(self._config, plans=plans, env_pickles=env_pickles)
         num_before, num_after = self.num_workers, len(plans)
         with self._monitor.paused():
             if num_after < num_before:
-                self._monitor.resize(num_after)  # those who go: the head forgets them when they do
+                self._monitor.resize(num_after)  # first: the head forgets workers once they are told to end
                 self.head.resize(after, attributes)
             else:
                 self.head.resize(after, attributes)  # first: it must know workers that join
@@ -130,9 +131,18 @@ class Run:
     def wait_until_ready(
         self, timeout_s: float, num_wanted: int | None = None, most_s: float | None = None
     ) -> RolloutForm:
-        """Until the pools of so many workers, or of all, are built. Time in a queue counts for itself.
+        """Wait until the pools of workers are built.
 
-        `most_s`: no longer than this, wherever the time goes.
+        Args:
+            timeout_s: The longest wait. Time in the launcher's queue, and time in which large messages make progress,
+                does not count.
+            num_wanted: The number of workers to wait for; None: all.
+            most_s: The longest wait, with all of its time; None: no such limit.
+
+        Raises:
+            JoinTimeout: They were not ready in time.
+            WorkerFailed: A pool cannot be built.
+            WorkerLost: A worker does not start.
         """
         num_wanted = self.num_workers if num_wanted is None else min(num_wanted, self.num_workers)
 
@@ -143,7 +153,7 @@ class Run:
             return False
 
         begun_s = time.monotonic()
-        starting_s = queueing_s = 0.0
+        starting_s = queueing_s = receiving_s = 0.0
         progress = Progress()
         try:
             while not self.head.wait(is_ready, min(TELL_EVERY_S, timeout_s - starting_s)):
@@ -155,10 +165,12 @@ class Run:
                     queueing_s += TELL_EVERY_S
                 elif time.monotonic() - self._fleet.last_progress_s(record.worker for record in missing) > TELL_EVERY_S:
                     starting_s += TELL_EVERY_S
+                else:
+                    receiving_s += TELL_EVERY_S
                 self._show(progress, pending)
                 if self._queue_timeout_s is not None and queueing_s > self._queue_timeout_s:
                     self._raise_join_timeout(f"after {queueing_s:g} s in the queue, the launcher's queue_timeout_s")
-                if starting_s >= timeout_s:
+                if starting_s >= timeout_s or receiving_s >= MOST_EXTENSION * timeout_s:
                     self._raise_join_timeout(f"in {timeout_s:g} s")
         finally:
             progress.close()
@@ -197,7 +209,7 @@ class Run:
         )
 
     def begin(self, activity: Activity | None) -> None:
-        """From now on orders are for this activity; what another one has begun is cancelled. None: for nothing."""
+        """Make this the current activity; orders of the one before it are cancelled. None: there is no activity."""
         current = None if self._activity is None else self._activity()
         if current is activity and activity is not None:
             return
@@ -210,25 +222,25 @@ class Run:
 
     @property
     def is_busy(self) -> bool:
-        """A stream runs, or something else was begun and not finished."""
+        """Whether a stream runs, or another activity was begun and not finished."""
         return self._activity is not None and self._activity() is not None and self.head.has_open_orders
 
     def is_doing(self, activity: Activity) -> bool:
-        """Are the open orders for this activity? In a fork of the owner nothing is: its locks may be held for ever."""
+        """Whether this is the current activity. Never in a fork of the owner, whose locks may stay held."""
         is_current = self._activity is not None and self._activity() is activity
         return is_current and not self._is_closed and os.getpid() == self._owner_pid
 
     def take(self, workers: Iterable[int], if_incomplete: str = "") -> PendingAnswers:
-        """The oldest answers of these workers, which are there.
+        """Take the oldest answers of these workers, which must all have one.
 
         Args:
-            workers: Whose answers.
-            if_incomplete: For the error of a worker that could not carry out its order: what becomes of the call.
+            workers: The workers whose answers to take.
+            if_incomplete: What becomes of the call if a worker could not carry out its order; part of the error text.
         """
         answers = self._fleet.take_answers(workers)
         errors = [
             error
-            # First those without a result: nothing will be returned, and the caller hears one error only.
+            # First those without a result: nothing will be returned, and the caller gets one error only.
             for answer in sorted(answers, key=lambda each: not isinstance(each.result, OrderFailed))
             for error in errors_of(
                 answer,
@@ -245,11 +257,11 @@ class Run:
         return self._fleet.answered(workers)
 
     def wait_for_answers(self, workers: Collection[int], timeout_s: float, then: str) -> None:
-        """Until each of these workers has answered. `then` is what the caller can do after ClusterTimeout."""
+        """Wait until each of these workers has answered. `then` ends the text of ClusterTimeout."""
         self.wait_for_some(workers, len(workers), timeout_s, then)
 
     def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float, then: str) -> None:
-        """Until `num_workers` of these workers have answered."""
+        """Wait until `num_workers` of these workers have answered."""
 
         def is_done() -> bool:
             num_answered = sum(1 for worker in workers if self._fleet[worker].answers)
@@ -260,7 +272,7 @@ class Run:
         self._wait(is_done, workers, timeout_s, then)
 
     def wait_for_any(self, timeout_s: float, then: str) -> None:
-        """Until any worker has answered; as long as one is there or comes back there is hope."""
+        """Wait until any worker has answered. WorkerLost is raised only if all of them are given up."""
         workers = range(self.num_workers)
 
         def is_done() -> bool:
@@ -272,10 +284,13 @@ class Run:
         self._wait(is_done, workers, timeout_s, then)
 
     def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float, then: str) -> None:
-        """Time in which an answer, or what a worker needs for it, comes on in chunks does not count."""
+        """Time in which chunks of an answer, or of what a worker needs for it, arrive does not count, see Head.wait."""
+        begun_s = time.monotonic()
         if not self.head.wait(is_done, timeout_s, lambda: self._fleet.last_progress_s(workers)):
             late = "; ".join(self._about(self._fleet[worker]) for worker in workers if not self._fleet[worker].answers)
-            raise ClusterTimeout(f"no answer within {timeout_s:g} s: {late}.\n{then}")
+            waited_s = time.monotonic() - begun_s
+            extended = f" ({waited_s:.0f} s with large messages on their way)" if waited_s > 2 * timeout_s else ""
+            raise ClusterTimeout(f"no answer within {timeout_s:g} s{extended}: {late}.\n{then}")
 
     def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
         gone = [self._fleet[worker] for worker in workers if self._fleet[worker].is_given_up]

@@ -1,4 +1,4 @@
-"""SIGTERM ends a Python process without a word to anybody: a run with workers elsewhere has it exit in order."""
+"""Exit in order on SIGTERM, which by default ends Python without any cleanup: jobs elsewhere would stay."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _was_told = False
 
 
 def exit_on_sigterm(close: Callable[[], None]) -> Callable[[], None]:
-    """From now on SIGTERM raises SystemExit, and `close` is called then. Returns what undoes it.
+    """Have SIGTERM raise SystemExit, and call `close` then. Returns a function that undoes it.
 
-    Whoever has set a handler of his own knows better; and only the main thread may set any.
+    A handler that the user has set is kept. Only the main thread may set one: in others nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
@@ -46,7 +46,7 @@ def _exit(number: int, frame: object) -> None:
 
 
 def _close_before_threads_are_waited_for() -> None:
-    """Python calls what is registered with atexit after all threads have ended: some never do, and jobs would stay."""
+    """Register earlier than atexit, which waits for all threads: some never end, and jobs would stay."""
     global _is_registered
     register = getattr(threading, "_register_atexit", None)  # what concurrent.futures uses
     if register is not None and not _is_registered:

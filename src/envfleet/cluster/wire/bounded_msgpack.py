@@ -84,7 +84,10 @@ def _require_bounded(data: memoryview) -> None:
             position += num_bytes
             num_parts_left -= left
             if num_parts_left < 0:
-                raise BadMessage(f"a value of {size} bytes has over {most_parts} parts: numbers belong into arrays")
+                raise BadMessage(
+                    f"a value of {size:,} bytes has more than {most_parts:,} entries in its lists and dictionaries; "
+                    "return numbers in a NumPy array, which counts as one entry"
+                )
 
 
 def _container(data: memoryview, position: int, first: int) -> tuple[int, bool, int]:

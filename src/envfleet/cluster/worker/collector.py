@@ -13,8 +13,7 @@ from envfleet.cluster.wire import stacks
 from envfleet.cluster.wire.codec import DTYPES, NAME_OF, BadMessage
 from envfleet.cluster.wire.row_checks import RowChecks
 from envfleet.cluster.wire.spare_arrays import SpareArrays
-from envfleet.cluster.worker.policy_state import PolicyError, PolicyState
-from envfleet.cluster.worker.probing import Probing
+from envfleet.cluster.worker.policy_state import PolicyError, PolicyState, Probing
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos import Infos, InfoTable

@@ -46,18 +46,17 @@ JOIN_S = 60.0  # for an answer to Join
 PULL_S = 60.0  # for an answer to a pull, or the next chunk of it
 ASK_AGAIN_S = 1.0
 FINISH_S = 10.0  # for the head to accept the last answers of a worker that leaves
-HEAD_SILENT_S = 600.0  # heartbeats that are not answered for so long, though the connection is open: the head is gone
+HEAD_SILENT_S = 600.0  # without an answer to a heartbeat, though the connection is open: the head is gone
 
 
 class Cancelled(Exception):
-    """Nobody wants the answer to an order any more."""
+    """The head has cancelled the order."""
 
 
 class Leave(Exception):
-    """The worker is to end now; the text says why, the code tells whoever started it."""
+    """The worker is to end now: the text says why, the exit code says it to the launcher."""
 
     def __init__(self, why: str, code: WorkerExit = WorkerExit.DONE) -> None:
-        """Because of what, and with which exit code."""
         super().__init__(why)
         self.code = code
 
@@ -66,7 +65,6 @@ class Link:
     """One connection to the head, for one thread."""
 
     def __init__(self, address: str, worker: int, keys: str | None, silence_s: float) -> None:
-        """Connect; to be closed."""
         self.worker = worker
         self._orders: deque[tuple[Any, Arrays]] = deque()
         self._outbox = Outbox(received=0)
@@ -91,7 +89,7 @@ class Link:
         self._socket = WorkerSocket(address, keys, silence_s, self._take)
 
     def join(self) -> tuple[Welcome, Arrays]:
-        """Ask to take part."""
+        """Ask the head to take this worker in. Returns the welcome and its arrays."""
         welcome, arrays = self._ask(self._join, lambda: self._welcome, JOIN_S, "to take this worker in")
         self._outbox = Outbox(received=welcome.first_order - 1)
         self._heartbeat_s, self._resend_s = welcome.heartbeat_s, welcome.resend_s
@@ -100,16 +98,16 @@ class Link:
         return welcome, arrays
 
     def say_ready(self, message: Any, arrays: Arrays) -> None:
-        """The pool is built."""
+        """Say that the pool is built; repeated until the head has heard it."""
         self._ready = Numbered(0, encode(message, arrays), time.monotonic())
         self._ready.transfer = self._socket.send(self._ready.frames)
 
     def say(self, message: Any) -> None:
-        """Something that needs no answer."""
+        """Send a message that needs no answer."""
         self._socket.send(encode(message))
 
     def next_order(self) -> tuple[OrderMessage, Arrays]:
-        """Wait for the next order; raises Leave when there will be none."""
+        """Wait for the next order. Raises Leave if there will be none."""
         begun_s: float | None = None
         while True:
             if self.finish_because is None:
@@ -122,30 +120,30 @@ class Link:
             self._receive(waits=True)
 
     def look(self) -> None:
-        """Between two steps: say that we are alive, and see whether something came. Costs nothing most times."""
+        """Between two steps: send a heartbeat and receive, if a heartbeat is due; else do nothing."""
         if time.monotonic() >= self._next_beat_s:
             self._receive(waits=False)
 
     def drain(self) -> None:
-        """See what came."""
+        """Receive what has come, without waiting."""
         self._receive(waits=False)
 
     def answer(self, message: Any, arrays: Arrays | None = None) -> None:
-        """Answer an order; the arrays must not change until the head has accepted it."""
+        """Answer an order. The arrays must not change until the head has accepted the answer."""
         frames = encode(message, arrays, self._compression)
         with self._socket.lock:
             answer = self._outbox.add(message.order, frames, time.monotonic())
             answer.transfer = self._socket.send(frames, is_in_order=True)
 
     def pull_code(self, held_code_id: int, order: int) -> tuple[Code, Arrays]:
-        """The code of the newest policy, for an order; raises Cancelled if the head has cancelled that."""
+        """Ask for the code of the newest policy. Raises Cancelled if the head cancels `order` meanwhile."""
         self._code = None
         pull = encode(PullCode(held_code_id=held_code_id))
         code: tuple[Code, Arrays] = self._ask(pull, lambda: self._code, PULL_S, "for the policy's code", order)
         return code
 
     def pull_weights(self, held_version: int, newest: int, order: int) -> tuple[Weights, Arrays]:
-        """The weights of version `newest`, or newer; raises Cancelled if the head has cancelled the order."""
+        """Ask for the weights of version `newest` or newer. Raises Cancelled if the head cancels `order` meanwhile."""
         self._weights = None
 
         def came() -> tuple[Weights, Arrays] | None:
@@ -157,7 +155,7 @@ class Link:
         return weights
 
     def close(self, why: str, is_failure: bool) -> None:
-        """Say goodbye."""
+        """Tell the head that the worker ends, and close the connection."""
         self._socket.send(encode(Leaving(why=why, is_failure=is_failure)))
         self._socket.close()
 
@@ -166,9 +164,9 @@ class Link:
     def _ask(
         self, question: list[Any], answer: Callable[[], Any], timeout_s: float, what: str, order: int | None = None
     ) -> Any:
-        """Ask until there is an answer, or it is for an order that nobody wants any more.
+        """Ask until there is an answer, or the order for which it is asked is cancelled.
 
-        While an answer comes in chunks nothing is asked again. The deadline is for the time in which nothing comes.
+        While an answer arrives in chunks it is not asked for again, and the deadline is put off.
         """
         asked_s, next_s, ask_again_s = time.monotonic(), 0.0, ASK_AGAIN_S
         while (came := answer()) is None:
@@ -187,11 +185,11 @@ class Link:
         return came
 
     def _last_progress_s(self, begun_s: float) -> float:
-        """When a chunk last came or went out, or when a wait was begun if that was later."""
+        """When a chunk last came or was received by the head, or `begun_s` if that was later."""
         return max(begun_s, self._socket.transfers.progress_s)
 
     def _receive(self, waits: bool) -> None:
-        """Take all messages there are, having waited a little for the first, and do what is due."""
+        """Take all messages that have come, after a short wait for the first if `waits`, and do what is due."""
         self._socket.receive(waits)
         if self._told_to_leave is not None:
             raise self._told_to_leave
@@ -202,7 +200,7 @@ class Link:
         self._do_what_is_due(time.monotonic())
 
     def _take(self, message: Any, arrays: Arrays) -> None:
-        """A message came; maybe in the background."""
+        """Take a message; called in any thread, with the socket's lock held."""
         self._num_unanswered = 0
         if isinstance(message, Stop):
             self._told_to_leave = Leave(message.why)
@@ -221,7 +219,7 @@ class Link:
             self._keep(message, arrays)
 
     def _keep(self, message: Any, arrays: Arrays) -> None:
-        """What somebody here waits for."""
+        """Keep a message that a caller waits for."""
         if isinstance(message, Weights):
             self._weights = (message, arrays)
         elif isinstance(message, Cancel):

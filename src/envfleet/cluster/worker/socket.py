@@ -30,7 +30,7 @@ CLOSE_S = 5.0
 
 
 class WorkerSocket:
-    """One connection to the head. A thread in the background goes on with what is sent while nobody else does."""
+    """One connection to the head. A background thread goes on with large messages while the worker computes."""
 
     def __init__(self, address: str, keys: str | None, silence_s: float, take: Callable[[Any, Arrays], None]) -> None:
         """Connect. `take(message, arrays)` is called with `lock` held, in any thread."""
@@ -54,7 +54,7 @@ class WorkerSocket:
         self._thread.start()
 
     def send(self, frames: list[Any], is_in_order: bool = False) -> Transfer | None:
-        """Send a message. Returned: its transfer, if it is large or must not overtake one that is."""
+        """Send a message. Returns its transfer if it travels in chunks, else None."""
         with self.lock:
             transfer = self.transfers.add(frames, time.monotonic(), is_in_order)
             if transfer is None:
@@ -64,7 +64,7 @@ class WorkerSocket:
             return transfer
 
     def receive(self, waits: bool) -> None:
-        """Take all messages there are, having waited a little for the first."""
+        """Take all messages that have come, after a short wait for the first if `waits`."""
         with self.lock:
             self._received_s = time.monotonic()
             if self._failure is not None:
@@ -73,7 +73,7 @@ class WorkerSocket:
             self._received_s = time.monotonic()
 
     def close(self) -> None:
-        """What was sent has half a second to go out."""
+        """Close the connection; messages that were sent have half a second to go out."""
         self._is_over.set()
         self._is_sending.set()
         self._thread.join(CLOSE_S)
@@ -111,7 +111,7 @@ class WorkerSocket:
             self._receive(whole)
 
     def _send_chunks(self) -> None:
-        """Also answers to those that came."""
+        """Send the chunks for which there is room, and answers to chunks that came."""
         now_s = time.monotonic()
         if self._num_connected != self.watchdog.num_connected:
             self._num_connected = self.watchdog.num_connected
@@ -131,7 +131,7 @@ class WorkerSocket:
         return True
 
     def _send_in_background(self) -> None:
-        """A rollout is sent while the next one is collected: somebody must hear that there is room for chunks."""
+        """Send the chunks of a rollout while the next one is collected."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         while not self._is_over.is_set():
@@ -139,14 +139,14 @@ class WorkerSocket:
                 continue
             poll.poll(BACKGROUND_S * 1000)
             if time.monotonic() - self._received_s < BACKGROUND_S:
-                self._is_over.wait(BACKGROUND_S)  # the worker's own thread is at it, and waits for what comes
+                self._is_over.wait(BACKGROUND_S)  # the worker's own thread is receiving
                 continue
             with self.lock:
                 if self._is_over.is_set():
                     return
                 try:
                     self._receive_all(waits=False)
-                except Exception as error:  # for whoever receives next
+                except Exception as error:  # raised by the next receive()
                     self._failure = self._failure or error
                     return
                 if not self.transfers.outgoing.queue:

@@ -1,6 +1,6 @@
 """The worker: one pool, one local copy of the policy, one connection to the head. `python -m envfleet.cluster.worker`
 
-Carries out the head's orders one after the other, and answers each. What fails in the user's code is an answer, too.
+Carries out the head's orders one after the other, and answers each. An error in the user's code is an answer, too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FAILED = 1  # the exit code of all that WorkerExit does not name
 
 
 class Worker:
-    """Carries out orders."""
+    """Carries out the head's orders."""
 
     def __init__(self, link: Link, welcome: Welcome, arrays: Arrays) -> None:
         """Build the pool that the head wants."""
@@ -74,7 +74,7 @@ class Worker:
         self._ready = self._introduction()
 
     def run(self) -> NoReturn:
-        """Until the head says stop, or is gone."""
+        """Carry out orders until the head tells the worker to stop, or is gone."""
         self._link.say_ready(*self._ready)
         while True:
             order, arrays = self._link.next_order()
@@ -98,7 +98,7 @@ class Worker:
         self._pool.close()
 
     def _introduction(self) -> tuple[Ready, Arrays]:
-        """What the head must know; raises UsageError for spaces that cannot cross the wire."""
+        """What the head must know of the pool. Raises UsageError for spaces that cannot cross the wire."""
         pool = self._pool.envs
         obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
         actions, action_arrays = describe_space(pool.single_action_space, "action_space")
@@ -160,7 +160,7 @@ class Worker:
             raise Cancelled
 
     def _policy_for(self, order: Collect) -> Policy:
-        """The local copy, brought up to date if the rule says so."""
+        """The local copy of the policy, brought up to date if the rule says so."""
         link, held = self._link, self._held
         link.drain()
         news = link.news.after_order(order)
@@ -241,10 +241,12 @@ def _only(weights: Arrays, name: str) -> Arrays:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one worker until its head is done with it."""
+    """Run one worker until its head has no more use for it."""
     parser = argparse.ArgumentParser(prog="python -m envfleet.cluster.worker", description=main.__doc__)
     parser.add_argument("--head", required=True, help="address of the head")
-    parser.add_argument("--silence-s", type=float, default=30.0, help="close a connection that is silent for so long")
+    parser.add_argument(
+        "--silence-s", type=float, default=30.0, help="close a connection that is silent for this many seconds"
+    )
     parser.add_argument("--worker", type=int, required=True, help="which worker of the run this is, from 0")
     parser.add_argument("--keys-file", type=Path, help=f"file with the run's keys, mode 0600; else {KEYS_VARIABLE}")
     parser.add_argument("--ends-with-stdin", action="store_true", help="leave when the standard input is closed")
@@ -269,7 +271,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(link: Link) -> str:
-    """Until Leave is raised; returns only if there is nothing to be done with: the text says why."""
+    """Join and carry out orders until Leave is raised. Returns the error if the pool cannot be built."""
     welcome, arrays = link.join()
     logger.info("joined: process %d of worker %d", welcome.epoch, link.worker)
     try:
@@ -288,7 +290,7 @@ def _serve(link: Link) -> str:
 
 
 def _keep_to_cpus() -> None:
-    """The launcher says which CPUs are this worker's: pool and policy count those."""
+    """Keep to the CPUs that the launcher has given to this worker."""
     cpus = os.environ.get(CPUS_VARIABLE)
     if cpus:
         try:

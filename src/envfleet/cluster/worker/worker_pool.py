@@ -173,10 +173,12 @@ class WorkerPool:
 
     def failure(self, error: Exception) -> EnvFailure:
         """What the head is told of an env that failed."""
+        env_id = getattr(error, "env_id", 0)
+        text = str(error.args[0]) if error.args else str(error)
         return EnvFailure(
             kind=type(error).__name__,
-            env_id=self._plan.first_env_id + getattr(error, "env_id", 0),
-            error=sendable(str(error.args[0]) if error.args else str(error)),
+            env_id=self._plan.first_env_id + env_id,
+            error=sendable(text.removeprefix(f"env {env_id}: ")),  # the head names the env of the whole run
             traceback=sendable(getattr(error, "child_traceback", "")),
             seed=getattr(error, "seed", None),
             last_action=_plain_action(getattr(error, "last_action", None)),
