@@ -7,10 +7,9 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from serve import Served, count_for, serve
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 CREDIT = 2
 NUM_PROCESSES = 2
@@ -28,13 +27,13 @@ class SimulatedFleet:
 
     def launch(self, job: Any) -> FleetJob:
         address = job.argv[job.argv.index("--head") + 1]
-        script = Path(__file__).parent / "simulated_workers.py"
+        module = "benchmarks.rows.cluster_peers.simulated_workers"
         num_processes = min(NUM_PROCESSES, job.num_workers)
         bounds = [index * job.num_workers // num_processes for index in range(num_processes + 1)]
         return FleetJob(
             [
                 subprocess.Popen(
-                    [sys.executable, script, address, str(first), str(end - first), str(self.num_steps)],
+                    [sys.executable, "-m", module, address, str(first), str(end - first), str(self.num_steps)],
                     stderr=subprocess.DEVNULL,
                 )
                 for first, end in itertools.pairwise(bounds)
@@ -71,7 +70,7 @@ class FleetJob:
 
 def build(settings: dict[str, Any]) -> Served:
     import envfleet
-    from cluster_envs import no_action
+    from benchmarks.rows.cluster_envs import no_action
 
     num_workers, num_steps = settings["num_workers"], settings["num_steps"]
     cluster = envfleet.ClusterEnv(
