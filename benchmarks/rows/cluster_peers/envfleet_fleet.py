@@ -21,9 +21,12 @@ class SimulatedFleet:
 
     num_steps: int
 
-    @property
-    def is_on_this_host(self) -> bool:
-        return True
+    is_on_this_host = True
+    head_address = None
+    queue_timeout_s = None
+
+    def host_of_workers(self) -> str:
+        return "127.0.0.1"
 
     def launch(self, job: Any) -> FleetJob:
         address = job.argv[job.argv.index("--head") + 1]
@@ -44,6 +47,8 @@ class SimulatedFleet:
 class FleetJob:
     """Its processes; a worker that is lost is not replaced, because none is lost."""
 
+    revives = False
+
     def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
 
@@ -61,6 +66,9 @@ class FleetJob:
 
     def restart(self, worker: int) -> None:
         raise RuntimeError(f"simulated worker {worker} was lost")
+
+    def resize(self, num_workers: int) -> None:
+        raise RuntimeError("a simulated fleet keeps its size")
 
     def cancel(self, grace_s: float) -> None:
         for process in self._processes:
