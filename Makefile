@@ -63,20 +63,20 @@ chaos: $(VENV)/with-test
 	done
 
 bench: $(VENV)/with-bench
-	$(BIN)/python benchmarks/pool.py
-	$(BIN)/python benchmarks/simulators.py
-	$(BIN)/python benchmarks/policy_loop.py
-	$(BIN)/python benchmarks/malloc_count.py
-	$(BIN)/python benchmarks/facade_cost.py
-	$(BIN)/python benchmarks/help_worth.py
+	$(BIN)/python -m benchmarks.pool
+	$(BIN)/python -m benchmarks.simulators
+	$(BIN)/python -m benchmarks.policy_loop
+	$(BIN)/python -m benchmarks.malloc_count
+	$(BIN)/python -m benchmarks.facade_cost
+	$(BIN)/python -m benchmarks.help_worth
 
 # RLlib and TorchRL want another Gymnasium than we do: they have an environment of their own.
 bench-cluster: $(VENV)/with-demo $(PEERS)/ready
-	$(BIN)/python benchmarks/cluster.py --peers-python $(PEERS)/bin/python
+	$(BIN)/python -m benchmarks.cluster --peers-python $(PEERS)/bin/python
 
 # The examples under different rules of synchronisation: pulls, returns, bytes.
 bench-sync: $(VENV)/with-demo
-	$(BIN)/python benchmarks/sync.py
+	PYTHONPATH=examples $(BIN)/python -m benchmarks.sync
 
 docs: $(VENV)/with-docs
 	$(BIN)/pdoc envfleet envfleet.testing -o build/docs

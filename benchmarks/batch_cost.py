@@ -1,6 +1,6 @@
 """Where the time of a synchronous batch goes: the parent's own work, and waiting for the slower child.
 
-python benchmarks/batch_cost.py
+python -m benchmarks.batch_cost
 """
 
 import time
@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 import envfleet
-from workloads import CostEnv
+from benchmarks.rows.python_rows import CostEnv
 
 NUM_ENVS, NUM_WORKERS, NUM_BATCHES = 64, 2, 5000
 

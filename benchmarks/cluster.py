@@ -1,8 +1,8 @@
 """What does the cluster cost, and how fast is it compared with its peers, on the same machine and in the same run?
 
-    python benchmarks/cluster.py --peers-python PATH     every row, about a quarter of an hour
-    python benchmarks/cluster.py --rows rollout step     some rows
-    python benchmarks/cluster.py --quick                 does it run? Its numbers are not to be quoted
+    python -m benchmarks.cluster --peers-python PATH     every row, about a quarter of an hour
+    python -m benchmarks.cluster --rows rollout step     some rows
+    python -m benchmarks.cluster --quick                 does it run? Its numbers are not to be quoted
 
 All contenders of a row are built, warmed up, and measured in turn (A, B, A, B, ...) in short windows, so that a
 disturbance of the machine meets all of them. Only ratios within a run mean anything.
@@ -14,19 +14,15 @@ The peers, RLlib and TorchRL, want another Gymnasium than we do: `--peers-python
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from cluster_contenders import (
+from benchmarks.harness.command import Benchmark
+from benchmarks.harness.rows import Comparison, Row, Start, Target
+from benchmarks.rows.cluster_contenders import (
     LOCAL_STEP,
     RLLIB,
     ZEROMQ_ECHO,
-    ContenderFailed,
-    NotInstalled,
     Running,
     cluster_rollout,
     cluster_step,
@@ -35,11 +31,8 @@ from cluster_contenders import (
     torchrl,
     zeromq,
 )
-from cluster_envs import OBS_BYTES
-from cluster_fleet import FLEET_ROW, fleet_curve
-from cluster_report import Comparison, Outcome, Row, RowResult, Target, to_json, to_markdown
-from pool import PAUSE_S, busy_cores, progress
-from report import Settings, describe_machine, update_readme, version_of
+from benchmarks.rows.cluster_envs import OBS_BYTES
+from benchmarks.rows.cluster_fleet import FLEET
 
 PACKAGES = ("envfleet", "gymnasium", "torch", "pyzmq", "msgspec", "numpy")
 TCP = "tcp://127.0.0.1:0"
@@ -111,100 +104,26 @@ ROWS = (
 )
 
 
-def measure(row: Row, settings: Settings, peers_python: str) -> RowResult:
-    """Build all contenders of a row, measure them in turn, and close them."""
-    outcomes = {contender.name: Outcome() for contender in row.contenders}
-    busy_cores_at_rest: list[float] = []
-    with contextlib.ExitStack() as stack:
-        running: dict[str, Running] = {}
-        for contender in row.contenders:
-            progress(f"{row.name}: building {contender.name}")
-            outcome = outcomes[contender.name]
-            try:
-                running[contender.name] = stack.enter_context(Running(contender, peers_python))
-                outcome.about = running[contender.name].about
-            except NotInstalled as error:
-                outcome.absent_because = f"not installed: {error}"
-            except (ContenderFailed, TimeoutError, OSError) as error:
-                outcome.fail(error)
-        for name in list(running):
-            _attempt(name, running, outcomes, settings.warmup_s)
-        for outcome in outcomes.values():
-            outcome.windows.clear()
-        for round_number in range(1, settings.rounds + 1):
-            for name in list(running):
-                progress(f"{row.name}: round {round_number}/{settings.rounds}, {name}")
-                busy_cores_at_rest.append(busy_cores(PAUSE_S))
-                _attempt(name, running, outcomes, settings.window_s)
-        progress(f"{row.name}: closing")
-    return RowResult(row, outcomes, busy_cores_at_rest)
+def start_processes(row: Row, machine: dict[str, Any], arguments: argparse.Namespace) -> Start:
+    return lambda contender: Running(contender, arguments.peers_python)
 
 
-def _attempt(name: str, running: dict[str, Running], outcomes: dict[str, Outcome], window_s: float) -> None:
-    """Measure one window. A contender that fails is left out of the rounds that follow."""
-    try:
-        outcomes[name].windows.append(running[name].run_window(window_s))
-    except (ContenderFailed, TimeoutError, OSError) as error:
-        outcomes[name].fail(error)
-        del running[name]
-
-
-def parse_args() -> argparse.Namespace:
-    """The command line, checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = [*(row.name for row in ROWS), FLEET_ROW]
-    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
-    parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has RLlib and TorchRL")
-    parser.add_argument("--window-s", type=float, default=3.0, help="length of a window (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="windows of each contender (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 1 s: does it run?")
-    parser.add_argument("--results-dir", type=Path, default=Path(__file__).parent / "results")
-    args = parser.parse_args()
-    if args.window_s <= 0 or args.rounds < 1:
-        parser.error(f"--window-s must be above 0 and --rounds at least 1, got {args}")
-    return args
+CLUSTER = Benchmark(
+    table="cluster",
+    rows=ROWS,
+    start_for=start_processes,
+    window_s=3.0,
+    rounds=9,
+    quick_window_s=1.0,
+    packages=PACKAGES,
+    curve=FLEET,
+)
 
 
 def main() -> int:
-    """Run the rows asked for; 1 if a contender failed, which a missing package does not count as."""
-    args = parse_args()
-    settings = Settings(window_s=args.window_s, rounds=args.rounds, warmup_s=min(args.window_s, 2.0))
-    if args.quick:
-        settings = Settings(window_s=1.0, rounds=2, warmup_s=0.5)
-    args.results_dir.mkdir(parents=True, exist_ok=True)
-    json_path, markdown_path = args.results_dir / "cluster-partial.json", args.results_dir / "cluster-partial.md"
-
-    progress("looking at the machine")
-    machine = {**describe_machine(), "packages": {package: version_of(package) for package in PACKAGES}}
-    results: list[RowResult] = []
-    curve: dict[str, Any] | None = None
-
-    def write() -> None:
-        # After each row, so that a run that is interrupted leaves what it had.
-        report = {
-            "machine": machine,
-            "settings": dataclasses.asdict(settings),
-            "rows": [to_json(result) for result in results],
-            "fleet": curve,
-        }
-        json_path.write_text(json.dumps(report, indent=1) + "\n")
-        markdown_path.write_text(to_markdown(results, curve, machine, settings))
-
-    for row in ROWS:
-        if row.name in args.rows:
-            results.append(measure(row, settings, args.peers_python))
-            write()
-    if FLEET_ROW in args.rows:
-        curve = fleet_curve(settings.window_s, lambda text: progress(f"{FLEET_ROW}: {text}"))
-        write()
-    if len(results) == len(ROWS) and curve is not None and not args.quick:
-        # Only now: some rows, or a trial, must not replace the record of a whole run.
-        json_path = json_path.replace(args.results_dir / "cluster.json")
-        markdown_path = markdown_path.replace(args.results_dir / "cluster.md")
-        update_readme("cluster.py", markdown_path.read_text())
-    progress(f"written: {json_path} and {markdown_path}\n")
-    print(markdown_path.read_text(), end="")
-    return int(any(outcome.has_failed for result in results for outcome in result.outcomes.values()))
+    parser = CLUSTER.parser(__doc__)
+    parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has RLlib and TorchRL")
+    return CLUSTER.run(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Where do the microseconds of a native step go? CartPole-v1 with 1, 8 and 64 envs, and EnvPool beside it.
 
-    python benchmarks/facade_cost.py
+    python -m benchmarks.facade_cost
 
 Each layer is called on its own, in turn with the others, in short bursts; what a layer adds is the difference of two
 medians. That does not hold for EnvPool, whose threads take longer to answer when Python runs between the calls (with
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -25,7 +24,8 @@ from typing import Any
 import numpy as np
 
 import envfleet
-from report import describe_machine
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.results import RESULTS_DIR, save_json
 
 ENV_ID = "CartPole-v1"
 NUM_ENVS = (1, 8, 64)
@@ -148,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=301, help="bursts of 5 ms of each layer (%(default)s)")
     parser.add_argument("--envpool-threads", type=int, default=2, help="at most (%(default)s)")
-    parser.add_argument("--results-dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {args.rounds}")
@@ -161,9 +161,7 @@ def main() -> None:
         "envpool_threads": args.envpool_threads,
         "costs": [asdict(cost) for cost in costs],
     }
-    args.results_dir.mkdir(parents=True, exist_ok=True)
-    path = args.results_dir / "facade_cost.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path = save_json(args.results_dir, "facade_cost", report)
     print(to_markdown(costs, args.envpool_threads))
     print(f"written: {path}", file=sys.stderr)
 

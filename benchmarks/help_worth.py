@@ -1,6 +1,6 @@
 """When do helper threads pay? Native pools with and without them, with and without a policy's time between the steps.
 
-    python benchmarks/help_worth.py
+    python -m benchmarks.help_worth
 
 Two pools of the same envs take turns in short windows: in one the calling thread is alone, in the other it calls for
 help as envfleet does. The pause between two steps is spent spinning, as a policy on the same thread would spend it.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import time
@@ -18,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import envfleet
-from report import describe_machine
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.results import RESULTS_DIR, save_json
 
 CASES = (
     ("CartPole-v1", 64),
@@ -82,7 +82,7 @@ def measure(env_id: str, num_envs: int, pause_us: float, num_rounds: int) -> Row
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--results-dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     args = parser.parse_args()
     rows = []
     print(f"{len(os.sched_getaffinity(0))} CPUs")
@@ -96,8 +96,7 @@ def main() -> None:
             f"| {row.alone_us / row.helped_us:.2f}x | {row.alone_cpus:.2f} | {row.helped_cpus:.2f} |",
             flush=True,
         )
-    path = args.results_dir / "help_worth.json"
-    path.write_text(json.dumps({"machine": describe_machine(), "rows": rows}, indent=2) + "\n")
+    path = save_json(args.results_dir, "help_worth", {"machine": describe_machine(), "rows": rows})
     print(f"written: {path}")
 
 

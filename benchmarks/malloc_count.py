@@ -1,6 +1,6 @@
 """How often does a step allocate memory? Calls of malloc and its kin, of all threads, for each batch and each env step.
 
-    python benchmarks/malloc_count.py
+    python -m benchmarks.malloc_count
 
 A small library that is preloaded counts them, in a fresh process for each case. Python takes its small objects from
 its own arenas, which seldom reach malloc; so there is a second figure with PYTHONMALLOC=malloc, where each of them
@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from report import describe_machine
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.results import RESULTS_DIR, save_json
 
 SOURCE = Path(__file__).with_suffix(".c")
 COUNTERS = ("num_mallocs", "num_callocs", "num_reallocs", "num_aligned")
@@ -137,7 +138,7 @@ def count_calls(case: Case) -> dict[str, int]:
 def count_in_child(case: Case, library: Path, python_malloc: str) -> dict[str, int]:
     """Run one case in a process of its own."""
     child = subprocess.run(
-        [sys.executable, __file__, "--count", json.dumps(dataclasses.asdict(case))],
+        [sys.executable, "-m", "benchmarks.malloc_count", "--count", json.dumps(dataclasses.asdict(case))],
         env={**os.environ, "LD_PRELOAD": str(library), "PYTHONMALLOC": python_malloc},
         stdout=subprocess.PIPE,
         text=True,
@@ -155,7 +156,7 @@ def compile_counter(path: Path) -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--results-dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     parser.add_argument("--count", metavar="CASE", help="used by the script itself")
     return parser.parse_args()
 
@@ -178,9 +179,7 @@ def main() -> None:
             cells = [f"{each:.3f} | {each / case.rows:.4f}" for each in per_batch.values()]
             print(f"| {case} | {' | '.join(cells)} |", flush=True)
             report["cases"].append({**dataclasses.asdict(case), "calls": calls, "calls_per_batch": per_batch})
-    args.results_dir.mkdir(parents=True, exist_ok=True)
-    path = args.results_dir / "malloc_count.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path = save_json(args.results_dir, "malloc_count", report)
     print(f"written: {path}", file=sys.stderr)
 
 

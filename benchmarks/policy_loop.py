@@ -1,8 +1,8 @@
 """How fast is the whole loop, with a policy that chooses the actions: envfleet's pools against EnvPool's?
 
-    python benchmarks/policy_loop.py                        every row, about five minutes
-    python benchmarks/policy_loop.py --rows ant-64 --windows 5
-    python benchmarks/policy_loop.py --quick                does it run? Its numbers are not to be quoted
+    python -m benchmarks.policy_loop                        every row, about five minutes
+    python -m benchmarks.policy_loop --rows ant-64 --windows 5
+    python -m benchmarks.policy_loop --quick                does it run? Its numbers are not to be quoted
 
 A policy in torch, on one thread of the CPU and without gradients, sees each batch of observations and draws actions:
 two layers of 64 for vectors, the Nature CNN for images. It is the same for all contenders of a row, with the same
@@ -21,9 +21,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from contenders import Actions, Contender, EnvFn, Running, Window
-from pool import main
-from workloads import Peer, Workload
+from benchmarks.harness.command import Benchmark
+from benchmarks.harness.rows import Window
+from benchmarks.rows.contenders import Actions, Contender, EnvFn, Running
+from benchmarks.rows.pool_row import Peer, PoolRow, pool_row, start_pools
 
 Array = np.ndarray
 Act = Callable[[Array], Array]  # observations -> actions
@@ -175,10 +176,10 @@ def _env_fn(env_id: str) -> Callable[[int, float], EnvFn]:
     return lambda env_index, iterations_per_s: partial(gym.make, env_id)
 
 
-def _row(family: str, env_id: str, num_envs: int, requires: tuple[str, ...], *, is_async: bool) -> Workload:
+def _row(family: str, env_id: str, num_envs: int, requires: tuple[str, ...], *, is_async: bool) -> PoolRow:
     batch_size = num_envs // 2 if is_async else None
     network = "Nature CNN" if env_id == "Pong-v5" else "2x64 MLP"
-    return Workload(
+    return pool_row(
         name=f"{family}-{num_envs}" + ("-async" if is_async else ""),
         title=f"{env_id}, {network}" + (", async" if is_async else ""),
         num_envs=num_envs,
@@ -190,7 +191,7 @@ def _row(family: str, env_id: str, num_envs: int, requires: tuple[str, ...], *, 
     )
 
 
-WORKLOADS = tuple(
+ROWS = tuple(
     _row(family, env_id, num_envs, requires, is_async=is_async)
     for family, env_id, num_envs, requires in (
         ("pong", "Pong-v5", 16, ("ale_py",)),
@@ -203,5 +204,7 @@ WORKLOADS = tuple(
     for is_async in (False, True)
 )
 
+POLICY_LOOP = Benchmark(table="policy_loop", rows=ROWS, start_for=start_pools, window_s=WINDOW_S, rounds=ROUNDS)
+
 if __name__ == "__main__":
-    sys.exit(main("policy_loop", WORKLOADS, window_s=WINDOW_S, rounds=ROUNDS))
+    sys.exit(POLICY_LOOP.run(POLICY_LOOP.parser(__doc__).parse_args()))

@@ -1,7 +1,7 @@
 """How fast are the simulators people use, compared with EnvPool's? The rows of MuJoCo, Box2D and Atari.
 
-    python benchmarks/simulators.py                        every row, about fifteen minutes
-    python benchmarks/simulators.py --rows ant-64 pong-16  some rows
+    python -m benchmarks.simulators                        every row, about fifteen minutes
+    python -m benchmarks.simulators --rows ant-64 pong-16  some rows
 
 It measures as benchmarks/pool.py does.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import sys
 
-from atari_workloads import ATARI_WORKLOADS
-from contenders import GYMNASIUM_SYNC
-from native_workloads import async_row, sync_row
-from pool import main
-from workloads import Peer
+from benchmarks.harness.command import Benchmark
+from benchmarks.rows.atari_rows import ATARI_ROWS
+from benchmarks.rows.contenders import GYMNASIUM_SYNC
+from benchmarks.rows.native_rows import async_row, sync_row
+from benchmarks.rows.pool_row import Peer, start_pools
 
 # EnvPool has a MuJoCo of its own (3.6.0), envfleet the installed one.
-MUJOCO_WORKLOADS = (
+MUJOCO_ROWS = (
     sync_row("ant-1", "Ant-v5", 1, 1.9, Peer(GYMNASIUM_SYNC)),
     sync_row("ant-64", "Ant-v5", 64, 1.15),
     sync_row("ant-256", "Ant-v5", 256, 1.15),
@@ -32,13 +32,13 @@ MUJOCO_WORKLOADS = (
 )
 
 # EnvPool has Box2D 2.3.0 in itself, as Gymnasium's wheel; envfleet runs the system's 2.4.1.
-BOX2D_WORKLOADS = (
+BOX2D_ROWS = (
     sync_row("lunarlander-native", "LunarLander-v3", 64, 1.1),
     async_row("lunarlander-native-async", "LunarLander-v3", 64, 1.05),
     sync_row("bipedalwalker", "BipedalWalker-v3", 64, None),
 )
 
-WORKLOADS = (*ATARI_WORKLOADS, *MUJOCO_WORKLOADS, *BOX2D_WORKLOADS)
+SIMULATORS = Benchmark(table="simulators", rows=(*ATARI_ROWS, *MUJOCO_ROWS, *BOX2D_ROWS), start_for=start_pools)
 
 if __name__ == "__main__":
-    sys.exit(main("simulators", WORKLOADS))
+    sys.exit(SIMULATORS.run(SIMULATORS.parser(__doc__).parse_args()))

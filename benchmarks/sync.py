@@ -1,8 +1,8 @@
 """How many pulls does APS spare, and what does it cost in return? Trains the examples under different rules.
 
-python benchmarks/sync.py                    everything, about an hour on 2 cores
-python benchmarks/sync.py cartpole dqn       some of the tasks; what was measured before is kept
-python benchmarks/sync.py --report           only writes the table again
+    PYTHONPATH=examples python -m benchmarks.sync                    everything, about an hour on 2 cores
+    PYTHONPATH=examples python -m benchmarks.sync cartpole dqn       some of the tasks; what was measured is kept
+    PYTHONPATH=examples python -m benchmarks.sync --report           only writes the table again
 
 Each training is one line in results/sync_runs.json; results/sync.md is the table made of them.
 """
@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "examples"))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # for workers
+from rich.console import Console
+from rich.progress import track
 
-from rich.console import Console  # noqa: E402
-from rich.progress import track  # noqa: E402
+from benchmarks.harness.results import RESULTS_DIR, update_pages
+from benchmarks.rows import sync_tasks
+from benchmarks.rows.sync_report import Run, table
 
-import sync_tasks  # noqa: E402
-from sync_report import Run, table  # noqa: E402
-
-RUNS = HERE / "results" / "sync_runs.json"
-TABLE = HERE / "results" / "sync.md"
+RUNS = RESULTS_DIR / "sync_runs.json"
+TABLE = RESULTS_DIR / "sync.md"
 
 
 def main() -> None:
@@ -49,6 +44,7 @@ def main() -> None:
         for name in names:
             _measure(name, arguments.seeds, runs)
     TABLE.write_text(table(runs) + "\n")
+    update_pages("sync.py", TABLE.read_text())
     print(TABLE.read_text())
 
 

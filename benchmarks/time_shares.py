@@ -1,12 +1,13 @@
 """Where does the time of a step go? Samples of `perf`, by library: the simulator's own share is the limit.
 
-    python benchmarks/time_shares.py      about a minute; writes results/time_shares.md, and the README's table
+    python -m benchmarks.time_shares      about a minute; writes results/time_shares.md, and the README's table
 
 Needs Linux's perf, and the right to use it.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import update_readme, version_of
+from benchmarks.harness.machine import version_of
+from benchmarks.harness.results import RESULTS_DIR, update_pages
 
 # (env, envs, the simulator's library)
 ROWS = (
@@ -82,21 +84,22 @@ def _offspring(process: int) -> list[int]:
 def main() -> None:
     """Measure all rows."""
     versions = ", ".join(f"{name} {version_of(name)}" for name in ("envfleet", "mujoco", "ale-py"))
+    date = datetime.datetime.now(datetime.UTC).date()
     lines = []
     for env_id, num_envs, simulator in ROWS:
         print(env_id, num_envs, file=sys.stderr)
         found = shares(env_id, num_envs, simulator)
         if not lines:
             lines = [
-                f"{versions}. Share of the CPU time in all threads and processes, {DURATION_S:g} s of perf's samples.",
+                f"{date}; {versions}. Share of the CPU time of all threads and processes, {DURATION_S:g} s of samples.",
                 "",
                 f"| env | envs | {' | '.join(found)} |",
                 f"| --- | --- |{' --- |' * len(found)}",
             ]
         lines.append(f"| {env_id} | {num_envs} | {' | '.join(f'{share:.1f} %' for share in found.values())} |")
     text = "\n".join(lines) + "\n"
-    (Path(__file__).parent / "results" / "time_shares.md").write_text(text)
-    update_readme("time_shares.py", text)
+    (RESULTS_DIR / "time_shares.md").write_text(text)
+    update_pages("time_shares.py", text)
     print(text, end="")
 
 

@@ -1,6 +1,6 @@
 """How many bytes does a step of a stacked-image env take on the wire: plain, frames sent once, and compressed?
 
-    python benchmarks/wire_bytes.py --game seaquest
+    python -m benchmarks.wire_bytes --game seaquest
 
 With ale-py the frames are a game's, played at random by 16 envs, 84 x 84 and stacked by 4; without it they are drawn
 here: a still background, two bats and a ball. Times are of one core, best of 5; the plain row has no work to do.

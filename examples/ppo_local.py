@@ -6,13 +6,10 @@
 Writes learning_curve.png and summary.json into --output-dir.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
-import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +18,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from torch import Tensor, nn
 
 import envfleet
-
-
-def setting(default: Any, meaning: str) -> Any:
-    """Declare a setting together with the help text of its command-line flag."""
-    return field(default=default, metadata={"help": meaning})
+from command_line import require_steps, setting, settings_from_command_line
+from display import Bar, TrainingRun, draw_learning_curve, in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +51,87 @@ class Settings:
     num_hidden: int = setting(64, "units in each of the two hidden layers")
 
     def __post_init__(self) -> None:
-        if self.total_steps < 1:
-            raise ValueError(f"total_steps must be at least 1, got {self.total_steps}")
+        require_steps(self.total_steps)
         # Any row may be a reset, but never two that follow each other: of 2, one can be learned from.
         if self.num_rollout_steps < 2:
             raise ValueError(f"num_rollout_steps must be at least 2, got {self.num_rollout_steps}")
 
 
-def settings_from_command_line() -> Settings:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    for f in dataclasses.fields(Settings):
-        as_flag: dict[str, Any] = {"default": f.default, "help": f.metadata["help"]}
-        as_flag |= {"action": "store_true"} if f.default is False else {"type": type(f.default)}
-        parser.add_argument("--" + f.name.replace("_", "-"), **as_flag)
-    try:
-        return Settings(**vars(parser.parse_args()))
-    except ValueError as error:
-        parser.error(str(error))
+def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: Bar) -> TrainingRun:
+    torch.manual_seed(settings.seed)
+    # The nets are too small to share out: a second torch thread makes training slower (measured).
+    torch.set_num_threads(1)
+
+    envs = RecordEpisodeStatistics(pool)
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if not (isinstance(obs_space, Box) and isinstance(action_space, Discrete) and action_space.start == 0):
+        raise TypeError(f"expected Box observations and Discrete actions from 0, got {obs_space}, {action_space}")
+    agent = Agent(obs_space.shape, int(action_space.n), settings.num_hidden)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5)
+
+    shape = (settings.num_rollout_steps, settings.num_envs)  # [T, N]
+    obs = torch.zeros(shape[0] + 1, shape[1], *obs_space.shape)  # the extra row is what the last step led to
+    actions = torch.zeros(shape, dtype=torch.int64)
+    rewards = torch.zeros(shape)
+    terminated = torch.zeros(shape, dtype=torch.bool)
+    ended = torch.zeros(shape, dtype=torch.bool)  # terminated or truncated
+    is_real = torch.zeros(shape, dtype=torch.bool)  # False: this step only reset the env
+
+    run = TrainingRun(num_mean_episodes=settings.num_mean_episodes)
+    obs[-1] = torch.tensor(envs.reset(seed=settings.seed)[0])
+
+    while run.num_steps < settings.total_steps and not run.target_reached:
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * (1 - run.num_steps / settings.total_steps)
+
+        # Collect: each rollout goes on where the one before stopped, in the middle of episodes.
+        obs[0] = obs[-1]
+        for t in range(settings.num_rollout_steps):
+            # The step after an episode's last ignores its action and resets the env. Its row holds an old
+            # observation, an action without effect and a reward of 0: nothing true can be learned from it.
+            is_real[t] = ~ended[t - 1]  # at t = 0, row -1 is the last of the rollout before
+            with torch.no_grad():
+                actions[t] = torch.multinomial(agent.log_probs(obs[t]).exp(), 1).squeeze(-1)
+            next_obs, step_rewards, terminations, truncations, info = envs.step(actions[t].numpy())
+            obs[t + 1] = torch.tensor(next_obs)
+            rewards[t] = torch.tensor(step_rewards)
+            terminated[t] = torch.tensor(terminations)
+            ended[t] = torch.tensor(terminations | truncations)
+            returns = info["episode"]["r"][info["_episode"]].tolist() if "episode" in info else []
+            run.add_steps(int(is_real[t].sum()), returns)
+
+        # The weights are still those that chose the actions, so one pass here saves one in every step.
+        with torch.no_grad():
+            values = agent.values(obs)
+            log_probs = log_prob_of(actions, agent.log_probs(obs[:-1]))
+        advantages = advantages_of(rewards, values, terminated, ended, settings)
+
+        # Drop the reset rows. None has leaked into a real one: `ended` cuts the sum just before each.
+        batch_obs, batch_actions, batch_log_probs = obs[:-1][is_real], actions[is_real], log_probs[is_real]
+        batch_returns = (advantages + values[:-1])[is_real]
+        batch_advantages = advantages[is_real]
+        batch_advantages -= batch_advantages.mean()
+        batch_advantages /= batch_advantages.std(correction=0) + 1e-8
+
+        for _ in range(settings.num_epochs):
+            for rows in torch.randperm(len(batch_obs)).chunk(settings.num_minibatches):
+                new_log_probs = agent.log_probs(batch_obs[rows])
+                ratio = (log_prob_of(batch_actions[rows], new_log_probs) - batch_log_probs[rows]).exp()
+                clipped_ratio = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range)
+                advantage = batch_advantages[rows]
+                policy_loss = -torch.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+                value_loss = (agent.values(batch_obs[rows]) - batch_returns[rows]).square().mean()
+                entropy = -(new_log_probs.exp() * new_log_probs).sum(-1).mean()
+                loss = policy_loss + settings.value_weight * value_loss - settings.entropy_weight * entropy
+
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), settings.max_grad_norm)
+                optimizer.step()
+
+        run.add_update(settings.target)
+        display.show(run.num_steps, run.duration_s, f", mean return {in_words(run.mean_return)}")
+    return run
 
 
 class Agent(nn.Module):
@@ -131,158 +184,10 @@ def advantages_of(rewards: Tensor, values: Tensor, terminated: Tensor, ended: Te
     return advantages
 
 
-class ProgressDisplay:
-    """A live bar where stderr is a terminal, a plain line every few seconds elsewhere."""
-
-    def __init__(self, settings: Settings, line_every_s: float = 5.0) -> None:
-        self._total_steps = settings.total_steps
-        self._line_every_s = self._next_line_s = line_every_s
-        columns = "{task.description}", BarColumn(None), "at most", TimeRemainingColumn(compact=True), "left"
-        is_live = sys.stderr.isatty()
-        self.bar = Progress(*columns, console=Console(stderr=True), expand=True, disable=not is_live)
-        self._task = self.bar.add_task(f"{settings.env_id}: first rollout", total=settings.total_steps)
-
-    def update(self, num_steps: int, mean_return: float | None, elapsed_s: float) -> None:
-        steps_per_s = num_steps / elapsed_s
-        text = f"{num_steps:,} steps, {steps_per_s:,.0f} steps/s, mean return {in_words(mean_return)}"
-        self.bar.update(self._task, completed=num_steps, description=text)
-        if self.bar.disable and elapsed_s >= self._next_line_s:
-            self._next_line_s = elapsed_s + self._line_every_s
-            left_s = max(0, self._total_steps - num_steps) / steps_per_s
-            print(f"{text}, at most {left_s:.0f} s left", file=sys.stderr, flush=True)
-
-
-def in_words(mean_return: float | None) -> str:
-    return "unknown (no episode has ended)" if mean_return is None else f"{mean_return:.1f}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRun:
-    """What a training left behind. Points are (env steps so far, return)."""
-
-    target_reached: bool
-    num_steps: int
-    duration_s: float
-    episodes: list[tuple[int, float]]  # each finished episode
-    curve: list[tuple[int, float]]  # the mean return at each update
-    mean_return: float | None  # None: no episode has ended
-
-
-def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: ProgressDisplay) -> TrainingRun:
-    torch.manual_seed(settings.seed)
-    # The nets are too small to share out: a second torch thread makes training slower (measured).
-    torch.set_num_threads(1)
-
-    envs = RecordEpisodeStatistics(pool)
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if not (isinstance(obs_space, Box) and isinstance(action_space, Discrete) and action_space.start == 0):
-        raise TypeError(f"expected Box observations and Discrete actions from 0, got {obs_space}, {action_space}")
-    agent = Agent(obs_space.shape, int(action_space.n), settings.num_hidden)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5)
-
-    shape = (settings.num_rollout_steps, settings.num_envs)  # [T, N]
-    obs = torch.zeros(shape[0] + 1, shape[1], *obs_space.shape)  # the extra row is what the last step led to
-    actions = torch.zeros(shape, dtype=torch.int64)
-    rewards = torch.zeros(shape)
-    terminated = torch.zeros(shape, dtype=torch.bool)
-    ended = torch.zeros(shape, dtype=torch.bool)  # terminated or truncated
-    is_real = torch.zeros(shape, dtype=torch.bool)  # False: this step only reset the env
-
-    num_steps, duration_s, target_reached, mean_return = 0, 0.0, False, None
-    episodes: list[tuple[int, float]] = []
-    curve: list[tuple[int, float]] = []
-    last_returns: deque[float] = deque(maxlen=settings.num_mean_episodes)
-    started_s = time.perf_counter()
-    obs[-1] = torch.tensor(envs.reset(seed=settings.seed)[0])
-
-    while num_steps < settings.total_steps and not target_reached:
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * (1 - num_steps / settings.total_steps)
-
-        # Collect: each rollout goes on where the one before stopped, in the middle of episodes.
-        obs[0] = obs[-1]
-        for t in range(settings.num_rollout_steps):
-            # The step after an episode's last ignores its action and resets the env. Its row holds an old
-            # observation, an action without effect and a reward of 0: nothing true can be learned from it.
-            is_real[t] = ~ended[t - 1]  # at t = 0, row -1 is the last of the rollout before
-            with torch.no_grad():
-                actions[t] = torch.multinomial(agent.log_probs(obs[t]).exp(), 1).squeeze(-1)
-            next_obs, step_rewards, terminations, truncations, info = envs.step(actions[t].numpy())
-            obs[t + 1] = torch.tensor(next_obs)
-            rewards[t] = torch.tensor(step_rewards)
-            terminated[t] = torch.tensor(terminations)
-            ended[t] = torch.tensor(terminations | truncations)
-            num_steps += int(is_real[t].sum())
-            if "episode" in info:
-                returns = info["episode"]["r"][info["_episode"]].tolist()
-                last_returns.extend(returns)
-                episodes += [(num_steps, episode_return) for episode_return in returns]
-
-        # The weights are still those that chose the actions, so one pass here saves one in every step.
-        with torch.no_grad():
-            values = agent.values(obs)
-            log_probs = log_prob_of(actions, agent.log_probs(obs[:-1]))
-        advantages = advantages_of(rewards, values, terminated, ended, settings)
-
-        # Drop the reset rows. None has leaked into a real one: `ended` cuts the sum just before each.
-        batch_obs, batch_actions, batch_log_probs = obs[:-1][is_real], actions[is_real], log_probs[is_real]
-        batch_returns = (advantages + values[:-1])[is_real]
-        batch_advantages = advantages[is_real]
-        batch_advantages -= batch_advantages.mean()
-        batch_advantages /= batch_advantages.std(correction=0) + 1e-8
-
-        for _ in range(settings.num_epochs):
-            for rows in torch.randperm(len(batch_obs)).chunk(settings.num_minibatches):
-                new_log_probs = agent.log_probs(batch_obs[rows])
-                ratio = (log_prob_of(batch_actions[rows], new_log_probs) - batch_log_probs[rows]).exp()
-                clipped_ratio = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range)
-                advantage = batch_advantages[rows]
-                policy_loss = -torch.minimum(ratio * advantage, clipped_ratio * advantage).mean()
-                value_loss = (agent.values(batch_obs[rows]) - batch_returns[rows]).square().mean()
-                entropy = -(new_log_probs.exp() * new_log_probs).sum(-1).mean()
-                loss = policy_loss + settings.value_weight * value_loss - settings.entropy_weight * entropy
-
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), settings.max_grad_norm)
-                optimizer.step()
-
-        if last_returns:
-            mean_return = float(np.mean(last_returns))
-            curve.append((num_steps, mean_return))
-            # A few lucky episodes prove nothing: the mean counts once it is over as many as it says.
-            target_reached = len(last_returns) == last_returns.maxlen and mean_return >= settings.target
-        duration_s = time.perf_counter() - started_s
-        display.update(num_steps, mean_return, duration_s)
-
-    return TrainingRun(
-        target_reached=target_reached,
-        num_steps=num_steps,
-        duration_s=duration_s,
-        episodes=episodes,
-        curve=curve,
-        mean_return=mean_return,
-    )
-
-
-def draw_learning_curve(run: TrainingRun, settings: Settings, path: Path) -> None:
-    # A Figure without pyplot draws with Agg: it needs no display.
-    axes = (figure := Figure(figsize=(8, 4.5), layout="constrained")).add_subplot()
-    axes.plot(*np.reshape(run.episodes, (-1, 2)).T, "C0.", alpha=0.3, markersize=3, label="one episode")
-    mean_label = f"mean of the last {settings.num_mean_episodes} episodes"
-    axes.plot(*np.reshape(run.curve, (-1, 2)).T, "C0", linewidth=2, label=mean_label)
-    axes.axhline(settings.target, color="C3", linestyle="--", label=f"target: {settings.target:g}")
-    axes.set(xlabel="env steps", ylabel="return", title=f"PPO on {settings.env_id}, seed {settings.seed}")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-
-
 def main() -> int:
-    settings = settings_from_command_line()
-    display = ProgressDisplay(settings)
-    with envfleet.make(settings.env_id, num_envs=settings.num_envs, seed=settings.seed) as pool, display.bar:
+    settings = settings_from_command_line(Settings(), __doc__)
+    display = Bar(settings, "first rollout", at_most=True)
+    with envfleet.make(settings.env_id, num_envs=settings.num_envs, seed=settings.seed) as pool, display:
         run = train(settings, pool, display)
 
     output_dir = Path(settings.output_dir)

@@ -23,56 +23,107 @@ class Acted(NamedTuple):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses actions for a batch of observations. NumPy in, NumPy out."""
+    """Chooses actions for a batch of B observations. Arrays of NumPy go in and come out."""
 
     def act(self, obs: Any) -> Acted:
-        """Actions for B observations (a tree of [B, ...] in the form of the observation space)."""
+        """Choose actions.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions and, where the policy has them, log-probs and extras.
+        """
         ...
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
-        """[B] log-probabilities of actions that were taken."""
+        """Compute the log-probabilities of actions that were taken.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+
+        Returns:
+            [B] log-probabilities.
+        """
         ...
 
     def values(self, obs: Any) -> Array | None:
-        """[B] values of observations; None if the policy has no value function."""
+        """Estimate the values of observations.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            [B] values; None if the policy has no value function.
+        """
         ...
 
     def get_weights(self) -> dict[str, Array]:
-        """The weights as named arrays. They may be views: who keeps them copies them."""
+        """Return the weights as named arrays.
+
+        Returns:
+            The arrays by name. They may be views: copy them if you keep them.
+        """
         ...
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Take over weights that another copy of this policy gave. The arrays are read-only, and not to be kept."""
+        """Replace the weights.
+
+        Args:
+            weights: as get_weights() of another copy gives them. The arrays are read-only, and must not be kept.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy.
+        """
         ...
 
 
 @runtime_checkable
 class ExposesDistribution(Protocol):
-    """A policy that shows from which distribution it draws: divergences are exact then, and not estimated."""
+    """A policy that shows the distribution it draws from: divergences are then exact, not estimated."""
 
     def distribution(self, obs: Any) -> Distribution | None:
-        """Of the actions for B observations; None if this one does not show it after all."""
+        """Compute the distribution of the actions.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The distribution for B rows; None if it cannot be shown.
+        """
         ...
 
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """A policy that remembers. Its other methods take `state=` as well, and act() returns the next one.
+    """A policy that remembers. Its other methods take `state=` as well, and act() returns the next state.
 
-    The worker keeps the state, and puts rows back to the initial one where episodes end.
+    The worker keeps the state, and sets rows back to the initial state where episodes end.
     """
 
     def initial_state(self, num_rows: int) -> State:
-        """What it remembers before an episode's first observation, for so many envs."""
+        """Return what the policy remembers before an episode's first observation.
+
+        Args:
+            num_rows: number of envs.
+
+        Returns:
+            The state by name, each [num_rows, ...].
+        """
         ...
 
 
 @runtime_checkable
 class Seedable(Protocol):
-    """A policy with random numbers of its own. Python's, NumPy's and torch's global ones are seeded anyway."""
+    """A policy with its own random numbers. The global generators of Python, NumPy and torch are seeded anyway."""
 
     def seed(self, seed: int) -> None:
-        """Begin this sequence of random numbers."""
+        """Restart the policy's random numbers.
+
+        Args:
+            seed: of the new sequence.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""From what the user calls an agent to a Policy, its code and its weights; and back to a Policy on a worker."""
+"""Agents of the user's as a Policy: its code and weights at the head, and the copy on a worker."""
 
 from __future__ import annotations
 
@@ -24,14 +24,31 @@ METHODS = ("act", "log_prob", "values", "get_weights", "set_weights")
 
 
 def is_policy_like(agent: Any) -> bool:
-    """Whether this is meant as an agent, not as actions. It may still be one that as_policy() refuses."""
+    """Tell whether a value is meant as an agent, not as actions. as_policy() may still refuse it.
+
+    Args:
+        agent: what the user passed.
+
+    Returns:
+        True for a Policy, PolicySpec, torch module or pair of functions.
+    """
     if isinstance(agent, (np.ndarray, np.generic, list, Mapping, int, float, str, bytes, type)):
         return False
     return isinstance(agent, (PolicySpec, Policy)) or _is_function_pair(agent) or _is_torch_module(agent)
 
 
 def as_policy(agent: Any) -> Policy:
-    """The agent as a Policy. It shares its weights with the agent, except that of a PolicySpec, which is built here."""
+    """Turn an agent into a Policy.
+
+    Args:
+        agent: a Policy, torch module, pair of functions or PolicySpec.
+
+    Returns:
+        A Policy that shares its weights with the agent; that of a PolicySpec is built here, with weights of its own.
+
+    Raises:
+        UsageError: the agent is none of these.
+    """
     if isinstance(agent, Policy) and not isinstance(agent, type):
         return agent
     if isinstance(agent, PolicySpec):
@@ -51,9 +68,19 @@ def as_policy(agent: Any) -> Policy:
 
 
 def code_of(agent: Any) -> PolicyCode:
-    """How workers build their copy: the path of a PolicySpec, or else a pickle, in which tensors are on the CPU.
+    """Return how workers build their copy of an agent.
 
-    Classes and functions of __main__ and of notebooks are pickled by value, those of other modules by name.
+    Tensors of a pickle are on the CPU. Classes and functions of __main__ and of notebooks are pickled by value, those
+    of other modules by name.
+
+    Args:
+        agent: as for as_policy().
+
+    Returns:
+        The path of a PolicySpec, or else a pickle.
+
+    Raises:
+        UsageError: the agent is none, or cannot be pickled.
     """
     if isinstance(agent, PolicySpec):
         return PolicyCode(factory=agent.factory, kwargs=dict(agent.kwargs))
@@ -70,7 +97,17 @@ def code_of(agent: Any) -> PolicyCode:
 
 
 def weights_of(agent: Any) -> dict[str, Array]:
-    """The agent's present weights as CPU arrays, which may be views. Empty: there is nothing to publish."""
+    """Return the agent's present weights.
+
+    Args:
+        agent: as for as_policy().
+
+    Returns:
+        CPU arrays by name, which may be views; empty if there is nothing to publish.
+
+    Raises:
+        UsageError: the agent is none, or a weight is no array.
+    """
     if not isinstance(agent, PolicySpec):
         return as_policy(agent).get_weights()
     source = agent.weights
@@ -87,7 +124,17 @@ def weights_of(agent: Any) -> dict[str, Array]:
 
 
 def build_policy(code: PolicyCode) -> Policy:
-    """Make a worker's copy of the policy. The code comes from the head, whom the worker trusts."""
+    """Build a worker's copy of the policy. The code comes from the head, which the worker trusts.
+
+    Args:
+        code: as code_of() returned it at the head.
+
+    Returns:
+        The policy.
+
+    Raises:
+        UsageError: a module is missing on this worker, or the factory returned no agent.
+    """
     if code.pickled is not None:
         try:
             make: Callable[[], Policy] = cloudpickle.loads(code.pickled)

@@ -13,9 +13,16 @@ from envfleet.contract.errors import UsageError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicySpec:
-    """How to build a policy anywhere, and whose weights it acts with.
+    """How to build a policy anywhere, and whose weights it acts with. It travels without pickling.
 
-    The workers must be able to import the factory; it returns a Policy, or what EnvFleet can make one of.
+    Args:
+        factory: "package.module:name" of a class or function that the workers can import. It returns a Policy, or
+            anything else that a cluster accepts as an agent.
+        kwargs: arguments of the factory; plain values.
+        weights: the learner's module, Policy or mapping of arrays; None: those that the factory makes, on each worker.
+
+    Raises:
+        UsageError: `factory` is no such path or names __main__, or `kwargs` has values that are not plain.
     """
 
     factory: str  # "package.module:name", a class or a function
@@ -25,7 +32,7 @@ class PolicySpec:
     )
 
     def __post_init__(self) -> None:
-        """The path must be one, and the arguments plain."""
+        """Check the path and the arguments."""
         module, colon, name = self.factory.partition(":") if isinstance(self.factory, str) else ("", "", "")
         if not (module and colon and name) or ":" in name:
             raise UsageError(f"factory must read 'package.module:name'; got {self.factory!r}")
@@ -40,7 +47,18 @@ class PolicySpec:
 
 
 def imported(path: str) -> Callable[..., Any]:
-    """What `package.module:name` names."""
+    """Import what a path names.
+
+    Args:
+        path: "package.module:name".
+
+    Returns:
+        The class or function.
+
+    Raises:
+        ImportError: there is no such module.
+        AttributeError: the module has no such name.
+    """
     module, _, name = path.partition(":")
     factory: Callable[..., Any] = operator.attrgetter(name)(importlib.import_module(module))
     return factory

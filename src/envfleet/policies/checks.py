@@ -1,4 +1,4 @@
-"""What is checked of every policy's arrays, whatever the framework."""
+"""Checks of every policy's arrays, whatever the framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envfleet.contract.errors import UsageError
 
 
 def num_rows_of(tree: Any) -> int:
-    """B of a tree of [B, ...]. A tuple of objects (a batch of a Text space, say) has a row for each."""
+    """Return B of a tree of [B, ...]. A tuple of objects (a batch of a Text space) has a row for each object."""
     if isinstance(tree, np.ndarray):
         return len(tree)
     if isinstance(tree, Mapping) and tree:
@@ -23,7 +23,19 @@ def num_rows_of(tree: Any) -> int:
 
 
 def require_rows(array: Array, num_rows: int, name: str) -> Array:
-    """`array` with shape [B]; [B, 1] is taken as well."""
+    """Check that an array has one number for each row.
+
+    Args:
+        array: [B] or [B, 1].
+        num_rows: B.
+        name: what the error calls the array.
+
+    Returns:
+        The array as [B].
+
+    Raises:
+        UsageError: it has another shape.
+    """
     shape = array.shape
     if shape == (num_rows,):
         return array
@@ -35,7 +47,15 @@ def require_rows(array: Array, num_rows: int, name: str) -> Array:
 
 
 def require_weights(given: Mapping[str, Array], own_shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """`given` has exactly the names and shapes that this copy of the policy has."""
+    """Check that weights fit a policy.
+
+    Args:
+        given: the weights.
+        own_shapes: name and shape of each weight that the policy has.
+
+    Raises:
+        UsageError: names or shapes differ; the message lists which.
+    """
     wrong = []
     if missing := [name for name in own_shapes if name not in given]:
         wrong.append(f"missing: {_listed(missing)}")
@@ -52,12 +72,12 @@ def require_weights(given: Mapping[str, Array], own_shapes: Mapping[str, tuple[i
 
 
 def joined(**parts: Mapping[str, Array]) -> dict[str, Array]:
-    """The weights of a policy's parts in one mapping: `part.name`."""
+    """Put the weights of a policy's parts into one mapping: `part.name`."""
     return {f"{part}.{name}": array for part, weights in parts.items() for name, array in weights.items()}
 
 
 def split_weights(weights: Mapping[str, Array], part: str) -> dict[str, Array]:
-    """The weights of one part, under its own names: the opposite of joined()."""
+    """Return the weights of one part, under its own names: the opposite of joined()."""
     prefix = f"{part}."
     return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
 

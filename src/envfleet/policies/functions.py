@@ -15,14 +15,20 @@ from envfleet.policies.checks import num_rows_of, require_rows, require_weights
 
 
 class FunctionPolicy:
-    """Plain functions as a policy.
+    """A policy made of plain functions. Arrays may be those of any framework that NumPy can read, such as JAX.
 
-    `act(obs)` gives `actions`, `(actions, log_probs)` or `(actions, log_probs, extras)`; where the actions are
-    themselves a tuple (of a Tuple space), it must be one of the last two. Without `weights` the functions are
-    `act(obs)`, `log_prob(obs, actions)`, `values(obs)` and `distribution(obs)`; with them, each gets the weights as
-    its first argument. With `values`, act's extras get "values" from it, unless act gives them itself. With
-    `distribution`, which returns one of envfleet's (Categorical, MultiCategorical, Bernoulli, Gaussian), divergences
-    are exact. Arrays may be those of any framework that NumPy can read, such as JAX.
+    Args:
+        act: `act(obs)` returns `actions`, `(actions, log_probs)` or `(actions, log_probs, extras)`. Where the actions
+            are themselves a tuple (of a Tuple space), it must return one of the last two.
+        log_prob: `log_prob(obs, actions)` returns [B] log-probabilities; None: the policy has none.
+        weights: arrays by name. If given, every function gets them as its first argument. The mapping is not copied, so
+            the learner may go on changing it.
+        values: `values(obs)` returns [B] values, which become `extras["values"]` unless act returns them itself.
+        distribution: `distribution(obs)` returns a Categorical, MultiCategorical, Bernoulli or Gaussian of envfleet, or
+            None. Divergences are then exact.
+
+    Raises:
+        UsageError: an argument is not a function, or `weights` is not a mapping.
     """
 
     def __init__(
@@ -33,7 +39,6 @@ class FunctionPolicy:
         values: Callable[..., Any] | None = None,
         distribution: Callable[..., Any] | None = None,
     ) -> None:
-        """`weights` is kept as it is, so the learner may go on changing it."""
         functions = {"act": act, "log_prob": log_prob, "values": values, "distribution": distribution}
         for name, function in functions.items():
             if not callable(function) and (function is not None or name == "act"):
@@ -45,7 +50,17 @@ class FunctionPolicy:
         self._weights = weights
 
     def act(self, obs: Any) -> Acted:
-        """Call the act function."""
+        """Choose actions with the act function.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions, log-probs and extras; None and {} for those that the function does not return.
+
+        Raises:
+            UsageError: the function returned something else, or log-probs or values of the wrong shape.
+        """
         actions, log_probs, extras = _acted(self._act(*self._leading(), obs))
         rows = None if log_probs is None else _float_rows(log_probs, num_rows_of(obs), "log_probs")
         arrays = {name: np.asarray(extra) for name, extra in extras.items()}
@@ -54,19 +69,50 @@ class FunctionPolicy:
         return Acted(_arrays(actions), rows, arrays)
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
-        """Call the log_prob function."""
+        """Compute the log-probabilities of actions that were taken.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+
+        Returns:
+            [B] float32.
+
+        Raises:
+            UsageError: there is no log_prob function, or it returned the wrong shape.
+        """
         if self._log_prob is None:
             raise UsageError("this policy has no log_prob function: FunctionPolicy(act, log_prob) takes one")
         return _float_rows(self._log_prob(*self._leading(), obs, actions), num_rows_of(obs), "log_probs")
 
     def values(self, obs: Any) -> Array | None:
-        """Call the values function, if there is one."""
+        """Estimate the values of observations.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            [B] float32; None without a values function.
+
+        Raises:
+            UsageError: the function returned the wrong shape.
+        """
         if self._values is None:
             return None
         return _float_rows(self._values(*self._leading(), obs), num_rows_of(obs), "values")
 
     def distribution(self, obs: Any) -> Distribution | None:
-        """Call the distribution function, if there is one."""
+        """Compute the distribution of the actions.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The distribution for B rows; None if there is no distribution function, or it returned None.
+
+        Raises:
+            UsageError: the function returned something that is no distribution of envfleet.
+        """
         if self._distribution is None:
             return None
         given = self._distribution(*self._leading(), obs)
@@ -76,11 +122,22 @@ class FunctionPolicy:
         raise UsageError(f"distribution must return one of envfleet's ({kinds}) or None; got {type(given).__name__}")
 
     def get_weights(self) -> dict[str, Array]:
-        """The weights; none if the functions take none."""
+        """Return the weights as arrays of NumPy.
+
+        Returns:
+            The arrays by name; empty if the functions take no weights.
+        """
         return {name: np.asarray(weight) for name, weight in (self._weights or {}).items()}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Replace the weights by copies of these, in the dtypes they had."""
+        """Replace the weights by copies of `weights`, in the dtypes they had.
+
+        Args:
+            weights: as get_weights() of another copy gives them.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy; nothing is changed.
+        """
         own = self.get_weights()
         require_weights(weights, {name: weight.shape for name, weight in own.items()})
         if self._weights is not None:

@@ -23,13 +23,21 @@ STD_FLOOR = 1e-3
 class GaussianNoise:
     """An actor, as that of CleanRL's td3_continuous_action.py: `actor(obs) -> [B, ...]` actions, plus noise.
 
-    `std` is in units of the action, one number or one for each of its dimensions; `policy.std = 0.05` changes it, and
-    travels to the workers with the weights. Actions are clipped to `low` and `high`. Their log-probs are those of the
+    `policy.std = 0.05` changes the noise, and travels to the workers with the weights. Log-probs are those of the
     Gaussian before clipping, at the clipped action: right for comparing policies, no true density at the bounds.
+
+    Args:
+        actor: the torch.nn.Module, on any device. It is used, not copied.
+        std: standard deviation of the noise in units of the action, one number or one for each of its dimensions.
+        low: lower bounds of the action space, a number or an array; actions are clipped to them.
+        high: upper bounds.
+
+    Raises:
+        UsageError: `actor` is no torch.nn.Module, `low` is not below `high`, or `std` is negative or not finite.
+        MissingExtra: PyTorch is not installed.
     """
 
     def __init__(self, actor: Any, std: Any, low: Any, high: Any) -> None:
-        """The actor is used, not copied. `low` and `high` are the action space's, numbers or arrays."""
         self._border = TorchBorder(actor, "GaussianNoise")
         self._torch = self._border.torch
         self.actor: Any = self._border.module
@@ -42,12 +50,12 @@ class GaussianNoise:
         self._std = _checked_std(std)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its actor; random numbers begin anew."""
+        """Pickle the actor, std and the bounds; a copy has no seed."""
         return GaussianNoise, (self.actor, self._std, self._low, self._high)
 
     @property
     def std(self) -> Array:
-        """Standard deviation of the noise."""
+        """Standard deviation of the noise, in units of the action."""
         return self._std
 
     @std.setter
@@ -58,11 +66,25 @@ class GaussianNoise:
         self._std = np.broadcast_to(checked, self._std.shape).copy()
 
     def seed(self, seed: int) -> None:
-        """Draw from random numbers of its own, from this seed on."""
+        """Draw from a generator of its own from now on.
+
+        Args:
+            seed: of the generator.
+        """
         self._generator = self._torch.Generator().manual_seed(seed)
 
     def act(self, obs: Any) -> Acted:
-        """The actor's actions with noise, inside the bounds."""
+        """Choose the actor's actions plus noise, clipped to the bounds.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions and their log-probs.
+
+        Raises:
+            UsageError: a log-prob is NaN, or the actor's output is not [B, ...].
+        """
         with self._torch.inference_mode():
             mean = self._mean(obs)
             noise = self._torch.randn(mean.shape, generator=self._generator).numpy()
@@ -72,26 +94,62 @@ class GaussianNoise:
         return Acted(actions, log_probs, {})
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
-        """[B] log-probabilities of actions that were taken, under the Gaussian before clipping."""
+        """Compute the log-probabilities of actions that were taken, under the Gaussian before clipping.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+
+        Returns:
+            [B] float32.
+
+        Raises:
+            UsageError: the actor's output is not [B, ...].
+        """
         with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
             return self._log_probs(self._mean(obs), np.asarray(actions))
 
     def values(self, obs: Any) -> None:
-        """None: who learns Q values computes targets from the Q networks."""
+        """Return None: learners of Q values compute their targets from the Q networks.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+        """
 
     def distribution(self, obs: Any) -> Gaussian:
-        """The Gaussian before clipping; see STD_FLOOR."""
+        """Compute the Gaussian before clipping, whose std is at least that of STD_FLOOR.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The distribution for B rows.
+
+        Raises:
+            UsageError: the actor's output is not [B, ...].
+        """
         with self._torch.no_grad():
             mean = self._mean(obs)
         log_std = np.broadcast_to(np.log(self._told_std()), mean.shape).astype(np.float32)
         return Gaussian(mean.reshape(len(mean), -1), log_std.reshape(len(mean), -1))
 
     def get_weights(self) -> dict[str, Array]:
-        """Those of the actor, and std."""
+        """Return the state dict of the actor, and std.
+
+        Returns:
+            CPU arrays by name; views where that is possible.
+        """
         return joined(actor=state_arrays(self.actor)) | {"std": self._std}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Take over all of them, or none if they do not fit."""
+        """Copy `weights` into the actor, and take over std.
+
+        Args:
+            weights: as get_weights() of another copy gives them.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy; nothing is changed.
+        """
         require_weights(weights, {name: array.shape for name, array in self.get_weights().items()})
         std = _checked_std(weights["std"])
         self._border.set_weights(split_weights(weights, "actor"))

@@ -21,14 +21,20 @@ from envfleet.policies.checks import joined, require_weights, split_weights
 
 
 class RunningMoments:
-    """Mean and (population) variance of all rows seen so far, in float64; 0 and 1 before the first."""
+    """Mean and (population) variance of all rows seen so far, each [*shape] float64; 0 and 1 before the first row."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        """`shape` is that of one row."""
         self.mean, self.var, self.count = np.zeros(shape), np.ones(shape), 0.0
 
     def update(self, rows: Array) -> None:
-        """Take in [..., *shape] rows. Merged as Chan et al. do: exact, in whatever batches they come."""
+        """Add rows to the statistics. The result is exact, whatever the batches (Chan et al.).
+
+        Args:
+            rows: [..., *shape].
+
+        Raises:
+            UsageError: a row is not finite.
+        """
         rows = rows.reshape(-1, *self.mean.shape)
         if len(rows) == 0:
             return
@@ -42,17 +48,25 @@ class RunningMoments:
 
 
 class NormalizedPolicy:
-    """Any agent, which sees observations with mean 0 and variance 1; Discrete, integer and other parts as they are.
+    """Any agent, which sees observations with mean 0 and variance 1. Parts that are no floats stay as they are.
 
     The learner calls `policy.update(rollout)`, and `policy.normalize(obs)` on the raw observations of rollouts before
-    it gives them to its network. The statistics travel to the workers with the agent's weights, and change nowhere
-    else. Log-probs, values and distributions are asked for with raw observations.
+    it passes them to its network. The statistics travel to the workers with the agent's weights, and change only in
+    update(). The methods of a Policy take raw observations.
+
+    Args:
+        agent: what a cluster accepts as an agent, except a PolicySpec.
+        observation_space: of one env.
+        clip: normalised observations are clipped to [-clip, clip].
+        epsilon: added to the variance.
+
+    Raises:
+        UsageError: the agent is none or a PolicySpec, the space has no Box of floats, or a number is not positive.
     """
 
     def __init__(
         self, agent: Any, observation_space: spaces.Space[Any], clip: float = 10.0, epsilon: float = 1e-8
     ) -> None:
-        """`agent` is whatever a cluster takes; `observation_space` is that of one env."""
         if not isinstance(observation_space, spaces.Space):
             raise UsageError(f"observation_space must be a space of Gymnasium; got {type(observation_space).__name__}")
         if not (clip > 0 and epsilon > 0):
@@ -76,51 +90,109 @@ class NormalizedPolicy:
             self.seed = self._policy.seed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled with its present statistics."""
+        """Pickle the agent and the present statistics."""
         made = (self._policy, self._tree.space, self._clip, self._epsilon)
         return NormalizedPolicy, made, {"_moments": self._moments}
 
     def update(self, rollout: Rollout) -> None:
-        """Take the observations of a rollout into the statistics."""
+        """Add the observations of a rollout to the statistics.
+
+        Args:
+            rollout: with arrays or tensors.
+
+        Raises:
+            UsageError: an observation is not finite.
+        """
         for moments, leaf in zip(self._moments, self._tree.flatten(rollout.obs), strict=True):
             if moments is not None:
                 moments.update(_array(leaf))
 
     def normalize(self, obs: Any) -> Any:
-        """A tree of [..., *shape] observations, normalised and clipped, as float32. Tensors stay tensors."""
+        """Normalise and clip observations.
+
+        Args:
+            obs: a tree of [..., *shape] arrays or tensors.
+
+        Returns:
+            The same tree as float32; tensors stay tensors.
+        """
         leaves = zip(self._moments, self._tree.flatten(obs), strict=True)
         return self._tree.unflatten(
             [leaf if moments is None else self._normal(moments, leaf) for moments, leaf in leaves]
         )
 
     def act(self, obs: Any, **state: Any) -> Acted:
-        """What the agent does with normalised observations."""
+        """Choose the agent's actions for normalised observations.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            **state: `state=` of a recurrent agent.
+
+        Returns:
+            What act() of the agent returns.
+        """
         acted: Acted = self._policy.act(self.normalize(obs), **state)
         return acted
 
     def log_prob(self, obs: Any, actions: Any, **state: Any) -> Array:
-        """[B] log-probabilities of actions that were taken."""
+        """Compute the log-probabilities of actions that were taken.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+            **state: `state=` of a recurrent agent.
+
+        Returns:
+            [B] log-probabilities.
+        """
         log_probs: Array = self._policy.log_prob(self.normalize(obs), actions, **state)
         return log_probs
 
     def values(self, obs: Any, **state: Any) -> Array | None:
-        """[B] values; None if the agent has none."""
+        """Estimate the values of observations.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            **state: `state=` of a recurrent agent.
+
+        Returns:
+            [B] values; None if the agent has none.
+        """
         values: Array | None = self._policy.values(self.normalize(obs), **state)
         return values
 
     def distribution(self, obs: Any, **state: Any) -> Distribution | None:
-        """The agent's; None if it does not show it."""
+        """Compute the distribution of the actions.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            **state: `state=` of a recurrent agent.
+
+        Returns:
+            The agent's distribution; None if it does not show one.
+        """
         if not isinstance(self._policy, ExposesDistribution):
             return None
         distribution: Distribution | None = self._policy.distribution(self.normalize(obs), **state)
         return distribution
 
     def get_weights(self) -> dict[str, Array]:
-        """Those of the agent, and the statistics."""
+        """Return the weights of the agent, and the statistics.
+
+        Returns:
+            The arrays by name. They may be views: copy them if you keep them.
+        """
         return joined(agent=self._policy.get_weights(), normalizer=self._statistics())
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Take over all of them, or none if they do not fit."""
+        """Replace the weights of the agent, and the statistics.
+
+        Args:
+            weights: as get_weights() of another copy gives them.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy; nothing is changed.
+        """
         require_weights(weights, {name: array.shape for name, array in self.get_weights().items()})
         self._policy.set_weights(split_weights(weights, "agent"))
         given = split_weights(weights, "normalizer")
@@ -151,12 +223,18 @@ class NormalizedPolicy:
 class RewardScaler:
     """Divides rewards by the standard deviation of the discounted return so far, as Gymnasium's NormalizeReward does.
 
-    The returns of episodes that go on are kept by env id, so rollouts may come from one worker at a time. An episode
-    begins with a return of 0, whether the one before it was terminated or truncated.
+    Returns of unfinished episodes are kept by env id, so rollouts may come from one worker at a time. An episode
+    starts with a return of 0, whether the one before it was terminated or truncated.
+
+    Args:
+        discount: the learner's gamma.
+        epsilon: added to the variance.
+
+    Raises:
+        UsageError: `discount` is not from 0 to 1, or `epsilon` is not positive.
     """
 
     def __init__(self, discount: float, epsilon: float = 1e-8) -> None:
-        """`discount` is the learner's."""
         if not 0 <= discount <= 1:
             raise UsageError(f"discount must be from 0 to 1; got {discount}")
         if epsilon <= 0:
@@ -167,11 +245,18 @@ class RewardScaler:
 
     @property
     def std(self) -> float:
-        """What rewards are divided by."""
+        """The number that rewards are divided by."""
         return float(np.sqrt(self._moments.var + self._epsilon))
 
     def update(self, rollout: Rollout) -> None:
-        """Take the rewards of a rollout into the statistics. Each env's rollouts must come in order."""
+        """Add the rewards of a rollout to the statistics. Each env's rollouts must come in order.
+
+        Args:
+            rollout: with arrays or tensors.
+
+        Raises:
+            UsageError: a reward is not finite.
+        """
         env_ids, rewards = _array(rollout.env_ids), _array(rollout.rewards)
         ended = _array(rollout.terminations) | _array(rollout.truncations)
         num_missing = int(env_ids.max(initial=-1)) + 1 - len(self._returns)
@@ -186,7 +271,14 @@ class RewardScaler:
         self._returns[env_ids] = running
 
     def scale(self, rewards: Any) -> Any:
-        """Rewards of any shape, arrays or tensors, divided."""
+        """Divide rewards by std.
+
+        Args:
+            rewards: an array or tensor of any shape.
+
+        Returns:
+            The same, divided.
+        """
         return rewards / self.std
 
 

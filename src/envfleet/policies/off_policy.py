@@ -28,10 +28,18 @@ class EpsilonGreedy:
 
     With probability `epsilon` the action is any of the K, else the best. `policy.epsilon = 0.05` changes that, and
     travels to the workers with the weights.
+
+    Args:
+        q_network: the torch.nn.Module, on any device. It is used, not copied.
+        epsilon: probability of a random action.
+        start: the first action, as in Discrete(n, start=...).
+
+    Raises:
+        UsageError: `q_network` is no torch.nn.Module, or `epsilon` is not from 0 to 1.
+        MissingExtra: PyTorch is not installed.
     """
 
     def __init__(self, q_network: Any, epsilon: float = 0.1, *, start: int = 0) -> None:
-        """The network is used, not copied. `start` is the first action, that of Discrete(n, start=...)."""
         self._border = TorchBorder(q_network, "EpsilonGreedy")
         self._torch = self._border.torch
         self.q_network: Any = self._border.module
@@ -40,12 +48,12 @@ class EpsilonGreedy:
         self._epsilon = _checked_epsilon(epsilon)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its network; random numbers begin anew."""
+        """Pickle the network and epsilon; a copy has no seed."""
         return _epsilon_greedy, (self.q_network, self.epsilon, self._start)
 
     @property
     def epsilon(self) -> float:
-        """How often an action is random."""
+        """Probability of a random action."""
         return self._epsilon
 
     @epsilon.setter
@@ -53,11 +61,25 @@ class EpsilonGreedy:
         self._epsilon = _checked_epsilon(epsilon)
 
     def seed(self, seed: int) -> None:
-        """Explore with random numbers of its own, from this seed on."""
+        """Draw from a generator of its own from now on.
+
+        Args:
+            seed: of the generator.
+        """
         self._generator = self._torch.Generator().manual_seed(seed)
 
     def act(self, obs: Any) -> Acted:
-        """The best action, or now and then any."""
+        """Choose the best action of each row or, with probability epsilon, any.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions and their log-probs.
+
+        Raises:
+            UsageError: a Q value is NaN, or the network's output is not [B, K].
+        """
         torch, generator = self._torch, self._generator
         with torch.inference_mode():
             q_values = self._q_values(obs)
@@ -69,17 +91,42 @@ class EpsilonGreedy:
             return Acted(chosen.numpy() + self._start, log_probs, {})
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
-        """[B] log-probabilities of actions that were taken; see PROBABILITY_FLOOR."""
+        """Compute the log-probabilities of actions that were taken; none is below that of PROBABILITY_FLOOR.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+
+        Returns:
+            [B] float32.
+
+        Raises:
+            UsageError: a Q value is NaN, or the network's output is not [B, K].
+        """
         with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
             q_values = self._q_values(obs)
             chosen = self._torch.from_numpy(np.asarray(actions, np.int64) - self._start)
             return self._log_probs(q_values.argmax(1).cpu(), chosen, q_values.shape[1])
 
     def values(self, obs: Any) -> None:
-        """None: who learns Q values computes targets from the Q network."""
+        """Return None: learners of Q values compute their targets from the Q networks.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+        """
 
     def distribution(self, obs: Any) -> Categorical:
-        """Exactly epsilon-greedy, but for PROBABILITY_FLOOR."""
+        """Compute the distribution of the actions: exactly epsilon-greedy, except for PROBABILITY_FLOOR.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The distribution for B rows.
+
+        Raises:
+            UsageError: a Q value is NaN, or the network's output is not [B, K].
+        """
         with self._torch.no_grad():
             q_values = self._q_values(obs)
             best = q_values.argmax(1).cpu().numpy()
@@ -90,11 +137,22 @@ class EpsilonGreedy:
         return Categorical(logits)
 
     def get_weights(self) -> dict[str, Array]:
-        """Those of the network, and epsilon."""
+        """Return the state dict of the network, and epsilon.
+
+        Returns:
+            CPU arrays by name; views where that is possible.
+        """
         return joined(q_network=state_arrays(self.q_network)) | {"epsilon": np.array(self._epsilon)}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Take over all of them, or none if they do not fit."""
+        """Copy `weights` into the network, and take over epsilon.
+
+        Args:
+            weights: as get_weights() of another copy gives them.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy; nothing is changed.
+        """
         require_weights(weights, {name: array.shape for name, array in self.get_weights().items()})
         epsilon = _checked_epsilon(weights["epsilon"])
         self._border.set_weights(split_weights(weights, "q_network"))
@@ -124,25 +182,45 @@ class SquashedGaussian:
 
     Actions are `tanh(sample) * action_scale + action_bias`, which are buffers of the actor (1 and 0 if it has none).
     Log-probs are exact; an action at the bounds counts as one just inside them (SQUASHED_LIMIT).
+
+    Args:
+        actor: the torch.nn.Module, on any device. It is used, not copied.
+
+    Raises:
+        UsageError: `actor` is no torch.nn.Module.
+        MissingExtra: PyTorch is not installed.
     """
 
     def __init__(self, actor: Any) -> None:
-        """The actor is used, not copied; it may be on any device."""
         self._border = TorchBorder(actor, "SquashedGaussian")
         self._torch = self._border.torch
         self.actor: Any = self._border.module
         self._generator: Any = None  # torch's own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its actor; random numbers begin anew."""
+        """Pickle the actor; a copy has no seed."""
         return SquashedGaussian, (self.actor,)
 
     def seed(self, seed: int) -> None:
-        """Draw from random numbers of its own, from this seed on."""
+        """Draw from a generator of its own from now on.
+
+        Args:
+            seed: of the generator.
+        """
         self._generator = self._torch.Generator().manual_seed(seed)
 
     def act(self, obs: Any) -> Acted:
-        """Sample actions."""
+        """Sample actions.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions and their log-probs.
+
+        Raises:
+            UsageError: a log-prob is NaN, or the actor's outputs are not [B, D].
+        """
         torch = self._torch
         with torch.inference_mode():
             mean, log_std = self._mean_and_log_std(obs)
@@ -156,25 +234,61 @@ class SquashedGaussian:
         return Acted(taken, log_probs, {})
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
-        """[B] log-probabilities of actions that were taken."""
+        """Compute the log-probabilities of actions that were taken.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+
+        Returns:
+            [B] float32.
+
+        Raises:
+            UsageError: the actor's outputs are not [B, D].
+        """
         with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
             return self._log_probs(*self._mean_and_log_std(obs), self._border.tensors(actions))
 
     def values(self, obs: Any) -> None:
-        """None: who learns Q values computes targets from the Q networks."""
+        """Return None: learners of Q values compute their targets from the Q networks.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+        """
 
     def distribution(self, obs: Any) -> Gaussian:
-        """The Gaussian under the squashing, which does not change divergences."""
+        """Compute the Gaussian before the squashing, which does not change divergences.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The distribution for B rows.
+
+        Raises:
+            UsageError: the actor's outputs are not [B, D].
+        """
         with self._torch.no_grad():
             mean, log_std = self._mean_and_log_std(obs)
             return Gaussian(self._border.arrays(mean), self._border.arrays(log_std))
 
     def get_weights(self) -> dict[str, Array]:
-        """The actor's state dict."""
+        """Return the state dict of the actor.
+
+        Returns:
+            CPU arrays by name; views where that is possible.
+        """
         return state_arrays(self.actor)
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Copy `weights` into the actor; all of them, or none if they do not fit."""
+        """Copy `weights` into the actor.
+
+        Args:
+            weights: as get_weights() of another copy gives them.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy; nothing is changed.
+        """
         self._border.set_weights(weights)
 
     def _mean_and_log_std(self, obs: Any) -> tuple[Any, Any]:

@@ -29,12 +29,18 @@ class RecurrentTorchPolicy:
     such tensor (GRU). `get_value(obs, lstm_state, done)` and `get_distribution(obs, lstm_state, done)` are used
     where the module has them. `done` is always zero: the worker resets the state itself where episodes end.
 
-    Here the state is a dict: "h" and, if there are two tensors, "c", each [B, layers, hidden]. It begins with the
-    module's own `initial_state(num_envs)`, or else with zeros in the shape of its LSTM or GRU.
+    In this class the state is a dict: "h" and, if there are two tensors, "c", each [B, layers, hidden]. An episode
+    starts with the module's own `initial_state(num_envs)`, or else with zeros in the shape of its LSTM or GRU.
+
+    Args:
+        module: the torch.nn.Module, on any device. It is used, not copied.
+
+    Raises:
+        UsageError: `module` has not this form, or the shape of its state is not known.
+        MissingExtra: PyTorch is not installed.
     """
 
     def __init__(self, module: Any) -> None:
-        """The module is used, not copied; it may be on any device."""
         self._border = TorchBorder(module, "RecurrentTorchPolicy")
         self._torch = self._border.torch
         self.module: Any = self._border.module
@@ -45,16 +51,34 @@ class RecurrentTorchPolicy:
         self._names = _names(len(first) if self._is_tuple else 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its module."""
+        """Pickle the module."""
         return RecurrentTorchPolicy, (self.module,)
 
     def initial_state(self, num_rows: int) -> dict[str, Array]:
-        """What it remembers before an episode's first observation: each [B, layers, hidden]."""
+        """Return what the policy remembers before an episode's first observation.
+
+        Args:
+            num_rows: number of envs.
+
+        Returns:
+            The state by name, each [num_rows, layers, hidden].
+        """
         with self._torch.no_grad():
             return self._state_arrays(self._first_state(num_rows), num_rows)
 
     def act(self, obs: Any, state: State | None = None) -> Acted:
-        """Sample actions; the state after them comes along."""
+        """Sample actions.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            state: what the policy remembered before these observations, by name, each [B, ...].
+
+        Returns:
+            The actions, their log-probs, extras and the state after them.
+
+        Raises:
+            UsageError: `state` is missing or has another form, a log-prob is NaN, or an output has the wrong shape.
+        """
         border, num_rows = self._border, num_rows_of(obs)
         with self._torch.inference_mode():
             remembered = self._remembered(state, num_rows)
@@ -70,7 +94,19 @@ class RecurrentTorchPolicy:
         return Acted(taken, rows, extras, next_state)
 
     def log_prob(self, obs: Any, actions: Any, state: State | None = None) -> Array:
-        """[B] log-probabilities of actions that were taken, with this state before them."""
+        """Compute the log-probabilities of actions that were taken.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+            state: what the policy remembered before these observations, by name, each [B, ...].
+
+        Returns:
+            [B] float32.
+
+        Raises:
+            UsageError: `state` is missing or has another form, or the module gives no log-probs.
+        """
         num_rows = num_rows_of(obs)
         with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
             given = self._border.tensors(obs), *self._remembered(state, num_rows), self._border.tensors(actions)
@@ -80,7 +116,18 @@ class RecurrentTorchPolicy:
             return self._border.rows(log_probs, num_rows, "log_probs")
 
     def values(self, obs: Any, state: State | None = None) -> Array | None:
-        """[B] values, by get_value or else get_action_and_value; None if the module has none."""
+        """Estimate the values of observations, with get_value or else get_action_and_value.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            state: what the policy remembered before these observations, by name, each [B, ...].
+
+        Returns:
+            [B] float32; None if the module has no values.
+
+        Raises:
+            UsageError: `state` is missing or has another form.
+        """
         num_rows, get_value = num_rows_of(obs), getattr(self.module, "get_value", None)
         with self._torch.no_grad():
             given = self._border.tensors(obs), *self._remembered(state, num_rows)
@@ -88,7 +135,18 @@ class RecurrentTorchPolicy:
             return None if values is None else self._border.rows(values, num_rows, "values")
 
     def distribution(self, obs: Any, state: State | None = None) -> Distribution | None:
-        """What get_distribution gives; None if the module has none, or it is of a kind that cannot be compared."""
+        """Compute the distribution of the actions, with get_distribution.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            state: what the policy remembered before these observations, by name, each [B, ...].
+
+        Returns:
+            The distribution for B rows; None if the module has none, or one of another kind.
+
+        Raises:
+            UsageError: `state` is missing or has another form.
+        """
         num_rows, get_distribution = num_rows_of(obs), getattr(self.module, "get_distribution", None)
         if get_distribution is None:
             return None
@@ -97,11 +155,22 @@ class RecurrentTorchPolicy:
             return as_distribution(get_distribution(*given), num_rows)
 
     def get_weights(self) -> dict[str, Array]:
-        """The state dict as CPU arrays: views where that is possible."""
+        """Return the state dict of the module.
+
+        Returns:
+            CPU arrays by name; views where that is possible.
+        """
         return state_arrays(self.module)
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Copy `weights` into the module; all of them, or none if they do not fit."""
+        """Copy `weights` into the module.
+
+        Args:
+            weights: as get_weights() of another copy gives them.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy; nothing is changed.
+        """
         self._border.set_weights(weights)
 
     def _first_state(self, num_rows: int) -> Any:

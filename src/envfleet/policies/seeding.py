@@ -1,4 +1,4 @@
-"""The random numbers with which a policy acts."""
+"""Seeds of the random numbers with which a policy acts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from envfleet.contract.policy import Policy, Seedable
 
 
 def seed_policy(policy: Policy, seed: int) -> None:
-    """Seed the policy's own generator, and those that all code of this process shares. For a worker's process."""
+    """Seed the policy's own generator, and the global ones of Python, NumPy and torch. For a worker's process.
+
+    Args:
+        policy: the worker's copy.
+        seed: for all of them.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch = sys.modules.get("torch")

@@ -15,10 +15,9 @@ from envfleet.policies.checks import require_rows, require_weights
 
 
 class TorchBorder:
-    """What goes into one torch module, and what comes out of it."""
+    """Conversions between arrays and the tensors of one module. `owner` is named in the error if `module` is none."""
 
     def __init__(self, module: Any, owner: str) -> None:
-        """`owner` is named in the error if this is no module."""
         self.torch = import_torch()
         if not isinstance(module, self.torch.nn.Module):
             raise UsageError(f"{owner} takes a torch.nn.Module; got {type(module).__name__}")
@@ -27,7 +26,7 @@ class TorchBorder:
         self._anchor = next(chain(self.module.parameters(), self.module.buffers()), None)  # is where the module is
 
     def tensors(self, tree: Any) -> Any:
-        """A tree of arrays as tensors on the module's device; float64 becomes float32."""
+        """Convert a tree of arrays to tensors on the module's device; float64 becomes float32."""
         if isinstance(tree, np.ndarray):
             array = tree.astype(np.float32) if tree.dtype.char == "d" else _writable(tree)
             tensor = self.torch.from_numpy(array)
@@ -39,7 +38,7 @@ class TorchBorder:
         return self.tensors(np.asarray(tree))
 
     def arrays(self, tree: Any) -> Any:
-        """A tree of tensors as arrays."""
+        """Convert a tree of tensors to arrays."""
         if isinstance(tree, self.torch.Tensor):
             if tree.dtype is self.torch.bfloat16:
                 tree = tree.float()
@@ -51,13 +50,13 @@ class TorchBorder:
         return np.asarray(tree)
 
     def rows(self, tensor: Any, num_rows: int, name: str) -> Array:
-        """A tensor of [B] or [B, 1] as [B] float32."""
+        """Convert a tensor of [B] or [B, 1] to [B] float32."""
         if tensor.dtype is not self.torch.float32:
             tensor = tensor.float()
         return require_rows((tensor if tensor.is_cpu else tensor.cpu()).numpy(), num_rows, name)
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Copy `weights` into the module; all of them, or none if they do not fit."""
+        """Copy `weights` into the module; UsageError, and no change, if they do not fit."""
         state = self.module.state_dict()
         require_weights(weights, {name: tuple(tensor.shape) for name, tensor in state.items()})
         with self.torch.no_grad():
@@ -65,7 +64,7 @@ class TorchBorder:
                 tensor.copy_(self.torch.from_numpy(_writable(np.asarray(weights[name]))))
 
     def require_no_nan(self, rows: Array, obs: Any, name: str) -> None:
-        """UsageError if one of the [B] rows is NaN; it tells the likely cause."""
+        """Raise UsageError if one of the [B] rows is NaN; the message says the likely cause."""
         # Any ufunc of NumPy's costs ten times as much here, between calls of torch that evict it from the caches.
         if core.has_nan(np.ascontiguousarray(rows)):
             raise UsageError(f"the policy's {name} are NaN in rows {_nan_rows(rows)}: {self._cause_of_nan(obs)}")
@@ -80,12 +79,12 @@ class TorchBorder:
 
 
 def state_arrays(module: Any) -> dict[str, Array]:
-    """The state dict of a torch module as CPU arrays; views where that is possible."""
+    """Return the state dict of a torch module as CPU arrays; views where that is possible."""
     return tensor_arrays(module.state_dict())
 
 
 def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
-    """Named tensors as CPU arrays. NumPy has no bfloat16 or float8: they become float32, which holds them exactly."""
+    """Convert named tensors to CPU arrays. NumPy has no bfloat16 or float8: they become float32, without loss."""
     torch = import_torch()
     arrays = {}
     for name, tensor in tensors.items():
@@ -101,7 +100,7 @@ def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def import_torch() -> Any:
-    """The torch package; MissingExtra if it is not there."""
+    """Return the torch package; MissingExtra if it is not installed."""
     try:
         import torch
     except ImportError as error:

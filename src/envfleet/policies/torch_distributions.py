@@ -11,9 +11,17 @@ from envfleet.policies.torch_arrays import import_torch
 
 
 def as_distribution(given: Any, num_rows: int) -> Distribution | None:
-    """Of B rows: the same as arrays; None if it is of another kind, and cannot be compared exactly.
+    """Convert a distribution of torch to one that EnvFleet compares.
 
-    A tanh-squashed Gaussian becomes the Gaussian under it, if what follows it is the same for all rows and weights.
+    A tanh-squashed Gaussian becomes the Gaussian before the squashing, if what follows it is the same for all rows and
+    weights.
+
+    Args:
+        given: a torch distribution, or a list of Categoricals.
+        num_rows: B.
+
+    Returns:
+        The distribution as arrays; None if it is of another kind, and cannot be compared exactly.
     """
     torch = import_torch()
     kinds = torch.distributions

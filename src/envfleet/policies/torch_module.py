@@ -18,20 +18,24 @@ from envfleet.policies.tracing import Acting, traced_acting
 
 
 class TorchPolicy:
-    """A module with `get_action_and_value(obs, action=None) -> action, log_prob, entropy, value`.
+    """A module with `get_action_and_value(obs, action=None) -> action, log_prob, entropy, value`, as CleanRL writes it.
 
     `get_value(obs)` is used for values where there is one. Log-probs and values may be None, if the module has none.
     `get_distribution(obs)` makes divergences exact: it returns a torch Categorical, Bernoulli or Normal (Independent
     and tanh-squashed ones, too), or a list of Categoricals. Observations are not copied for the module, so it must not
     change them in place. The module is used in the mode it is in: with BatchNorm or Dropout, call `eval()` on it first.
+
+    Args:
+        module: the torch.nn.Module, on any device. It is used, not copied.
+        traced: record the operations on the first observations, and repeat just these from then on. Faster for small
+            networks; only for modules whose operations do not depend on the values of the observations.
+
+    Raises:
+        UsageError: `module` is no torch.nn.Module, or has no get_action_and_value.
+        MissingExtra: PyTorch is not installed.
     """
 
     def __init__(self, module: Any, *, traced: bool = False) -> None:
-        """The module is used, not copied; it may be on any device.
-
-        `traced`: record what it does with the first observations, and do just that from then on, which is
-        faster for small networks. For modules whose operations do not depend on the observations' values.
-        """
         self._border = TorchBorder(module, "TorchPolicy")
         self._torch = self._border.torch
         self.module: Any = self._border.module
@@ -44,11 +48,21 @@ class TorchPolicy:
         self._acting: dict[tuple[Any, ...], Acting | None] = {}  # by shape and dtype of the observations
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its module."""
+        """Pickle the module and the argument `traced`."""
         return partial(TorchPolicy, traced=self._is_traced), (self.module,)
 
     def act(self, obs: Any) -> Acted:
-        """Sample actions."""
+        """Sample actions.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions, their log-probs and, where the module has values, `extras["values"]`.
+
+        Raises:
+            UsageError: a log-prob is NaN, or an output has the wrong shape.
+        """
         border, num_rows = self._border, num_rows_of(obs)
         with self._torch.inference_mode():
             actions, log_probs, values = self._act(border.tensors(obs))
@@ -72,7 +86,18 @@ class TorchPolicy:
         return actions, log_probs, values
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
-        """[B] log-probabilities of actions that were taken."""
+        """Compute the log-probabilities of actions that were taken.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+
+        Returns:
+            [B] float32.
+
+        Raises:
+            UsageError: the module gives no log-probs, or they have the wrong shape.
+        """
         # Not inference_mode(): this module may be the learner's, and what it keeps must stay fit for training.
         with self._torch.no_grad():
             tensors = self._border.tensors(obs), self._border.tensors(actions)
@@ -82,7 +107,17 @@ class TorchPolicy:
             return self._border.rows(log_probs, num_rows_of(obs), "log_probs")
 
     def values(self, obs: Any) -> Array | None:
-        """[B] values, by get_value or else get_action_and_value; None if the module has none."""
+        """Estimate the values of observations, with get_value or else get_action_and_value.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            [B] float32; None if the module has no values.
+
+        Raises:
+            UsageError: an output of the module has the wrong shape.
+        """
         get_value = getattr(self.module, "get_value", None)
         with self._torch.no_grad():
             tensors = self._border.tensors(obs)
@@ -90,7 +125,14 @@ class TorchPolicy:
             return None if values is None else self._border.rows(values, num_rows_of(obs), "values")
 
     def distribution(self, obs: Any) -> Distribution | None:
-        """What get_distribution gives; None if the module has none, or it is of a kind that cannot be compared."""
+        """Compute the distribution of the actions, with get_distribution.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The distribution for B rows; None if the module has none, or one of another kind.
+        """
         get_distribution = getattr(self.module, "get_distribution", None)
         if get_distribution is None:
             return None
@@ -98,19 +140,33 @@ class TorchPolicy:
             return as_distribution(get_distribution(self._border.tensors(obs)), num_rows_of(obs))
 
     def get_weights(self) -> dict[str, Array]:
-        """The state dict as CPU arrays: views where that is possible."""
+        """Return the state dict of the module.
+
+        Returns:
+            CPU arrays by name; views where that is possible.
+        """
         return state_arrays(self.module)
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Copy `weights` into the module; all of them, or none if they do not fit."""
+        """Copy `weights` into the module.
+
+        Args:
+            weights: as get_weights() of another copy gives them.
+
+        Raises:
+            UsageError: names or shapes differ from those of this policy; nothing is changed.
+        """
         self._border.set_weights(weights)
 
 
 def prepare_worker(num_threads: int) -> None:
-    """Set up torch for acting in this process, once the policy is built. Does nothing if it did not import torch.
+    """Set up torch for acting in this process, after the policy was built. Does nothing if torch was not imported.
 
-    Checking the arguments of distributions takes a good part of the time of acting on few rows, and the switch is
-    global: it belongs to a worker's process, never to the learner's. TorchPolicy.act() looks for NaN itself.
+    Distributions check their arguments by default, which takes much of the time of acting on few rows. The switch is
+    global, so it is set in a worker's process and never in the learner's. TorchPolicy.act() looks for NaN itself.
+
+    Args:
+        num_threads: of torch, for one operation.
     """
     torch = sys.modules.get("torch")
     if torch is None:

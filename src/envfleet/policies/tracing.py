@@ -13,10 +13,18 @@ Acting = Callable[[Any], tuple[Any, Any, Any]]
 
 
 def traced_acting(torch: Any, module: Any, obs: Any) -> Acting | None:
-    """`obs -> actions, log_probs, values`, recorded for tensors like `obs`; None if that cannot be, or is not equal.
+    """Record `get_action_and_value` of a module as torch's own operations, without the Python between them.
 
-    What is recorded are operations: a branch that depends on the observations' values is not. Weights are not recorded,
+    Operations are recorded, so a branch that depends on the values of observations is not. Weights are not recorded:
     they may change.
+
+    Args:
+        torch: the package.
+        module: whose get_action_and_value is recorded.
+        obs: an example; the result is for tensors of its shape and dtype.
+
+    Returns:
+        A function `obs -> actions, log_probs, values`; None if the module cannot be traced, or the traced one differs.
     """
 
     class Acts(torch.nn.Module):  # type: ignore[misc]  # torch comes as an argument

@@ -11,29 +11,29 @@ from functools import partial
 
 import gymnasium as gym
 
-from ceiling import CPP_LOOP
-from contenders import GYMNASIUM_SYNC
-from native_contenders import (
+from benchmarks.rows.ceiling import CPP_LOOP
+from benchmarks.rows.contenders import GYMNASIUM_SYNC
+from benchmarks.rows.native_contenders import (
     GYMNASIUM_NUMPY_CARTPOLE,
     envfleet_native,
     envfleet_native_async,
     envpool_async,
     envpool_sync,
 )
-from workloads import Peer, Workload
+from benchmarks.rows.pool_row import Peer, PoolRow, pool_row
 
 ENVPOOL_THREADS = (1, 2)  # targets are set for 2 cores
 
 
 def sync_row(
     name: str, env_id: str, num_envs: int, envpool_target: float | None, *others: Peer, gymnasium_id: str | None = None
-) -> Workload:
+) -> PoolRow:
     rivals = [
         Peer(envpool_sync(env_id, num_threads), envpool_target)
         for num_threads in ENVPOOL_THREADS
         if num_threads <= num_envs
     ]
-    return Workload(
+    return pool_row(
         name=name,
         title=env_id,
         num_envs=num_envs,
@@ -44,10 +44,10 @@ def sync_row(
     )
 
 
-def async_row(name: str, env_id: str, num_envs: int, envpool_target: float) -> Workload:
+def async_row(name: str, env_id: str, num_envs: int, envpool_target: float) -> PoolRow:
     """A batch has half of the envs."""
     batch_size = num_envs // 2
-    return Workload(
+    return pool_row(
         name=name,
         title=f"{env_id}, async",
         num_envs=num_envs,
@@ -60,7 +60,7 @@ def async_row(name: str, env_id: str, num_envs: int, envpool_target: float) -> W
     )
 
 
-NATIVE_WORKLOADS = (
+NATIVE_ROWS = (
     sync_row("cartpole-1", "CartPole-v1", 1, 10.0, Peer(GYMNASIUM_SYNC, 4.0)),
     sync_row("cartpole-8", "CartPole-v1", 8, 20.0, Peer(GYMNASIUM_SYNC)),
     sync_row("cartpole-64", "CartPole-v1", 64, 25.0, Peer(GYMNASIUM_SYNC), Peer(GYMNASIUM_NUMPY_CARTPOLE)),

@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import numpy as np
-from serve import Served, serve
+
+from benchmarks.rows.cluster_peers.serve import Served, serve
 
 
 def build(settings: dict[str, Any]) -> Served:

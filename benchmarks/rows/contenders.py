@@ -6,53 +6,22 @@ process that only needs an environment never loads torch.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import multiprocessing
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from benchmarks.harness.rows import Window
+
 EnvFn = Callable[[], gym.Env[Any, Any]]
 Actions = np.ndarray  # [num_batches, num_envs, *action.shape], sampled before any clock runs
 LOOK_EVERY_S = 1e-3
-
-
-@contextlib.contextmanager
-def deadline(timeout_s: float, what: str) -> Iterator[None]:
-    """Raise TimeoutError in the main thread: a contender that hangs must not take the run with it."""
-
-    def expire(signum: int, frame: object) -> None:
-        raise TimeoutError(f"{what} took longer than {timeout_s:g} s")
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What one contender did in one window."""
-
-    num_steps: int
-    duration_s: float
-    steps_by_env: list[int] | None = None  # None: every env was stepped equally often, or they were not counted
-    policy_s: float | None = None  # of the duration, in the policy that chose the actions; None: there was none
-
-    @property
-    def steps_per_s(self) -> float:
-        """Env steps a second."""
-        return self.num_steps / self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +30,7 @@ class Running:
 
     run_window: Callable[[float], Window]
     close: Callable[[], object]
+    about: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,4 +199,4 @@ class SendRecv:
         self._idle_env_ids.append(np.array(env_ids))
         self.collect_idle()
         counts = None if steps_by_env is None else steps_by_env.tolist()
-        return Window(num_calls * self._batch_size, now_s - start_s, counts)
+        return Window(num_calls * self._batch_size, now_s - start_s, steps_by_env=counts)

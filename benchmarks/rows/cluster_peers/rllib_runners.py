@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from serve import Served, count_for, serve
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 
 def build(settings: dict[str, Any]) -> Served:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from contenders import Actions, Contender, EnvFn, Running, running
-from native_contenders import envpool_async, envpool_sync, running_async
-from native_workloads import ENVPOOL_THREADS
-from workloads import Peer, Workload
+from benchmarks.rows.contenders import Actions, Contender, EnvFn, Running, running
+from benchmarks.rows.native_contenders import envpool_async, envpool_sync, running_async
+from benchmarks.rows.native_rows import ENVPOOL_THREADS
+from benchmarks.rows.pool_row import Peer, PoolRow, pool_row
 
 GAME = "Pong-v5"
 
@@ -35,7 +35,7 @@ def _envfleet(backend: str, batch_size: int | None = None) -> Contender:
     return Contender(name, "envfleet", "envfleet", build)
 
 
-def _row(num_envs: int, *, is_async: bool) -> Workload:
+def _row(num_envs: int, *, is_async: bool) -> PoolRow:
     batch_size = num_envs // 2
     peers = (
         tuple(Peer(envpool_async(GAME, batch_size, num_threads), 1.15) for num_threads in ENVPOOL_THREADS)
@@ -45,7 +45,7 @@ def _row(num_envs: int, *, is_async: bool) -> Workload:
             Peer(_envfleet("vector")),
         )
     )
-    return Workload(
+    return pool_row(
         name=f"pong-{num_envs}" + ("-async" if is_async else ""),
         title=GAME + (", async" if is_async else ""),
         num_envs=num_envs,
@@ -56,4 +56,4 @@ def _row(num_envs: int, *, is_async: bool) -> Workload:
     )
 
 
-ATARI_WORKLOADS = tuple(_row(num_envs, is_async=is_async) for num_envs in (16, 64) for is_async in (False, True))
+ATARI_ROWS = tuple(_row(num_envs, is_async=is_async) for num_envs in (16, 64) for is_async in (False, True))

@@ -18,16 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from cluster_cpu import tree_cpu_s
+from benchmarks.harness.cpu_time import tree_cpu_s
+from benchmarks.harness.rows import NotInstalled, Window
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 180.0
 STUCK_AFTER_S = 60.0  # beyond the window itself
 CLOSE_TIMEOUT_S = 30.0
-
-
-class NotInstalled(Exception):
-    """A package that the contender needs is not there."""
 
 
 class ContenderFailed(Exception):
@@ -39,29 +36,10 @@ class Contender:
     """One way to do what a row measures."""
 
     name: str
-    script: str  # in cluster_peers, without .py
+    script: str  # a module of cluster_peers
     settings: dict[str, Any] = field(default_factory=dict)
     is_peer: bool = False  # runs in the interpreter of --peers-python
     environment: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What one contender did in one window."""
-
-    count: int  # env steps or bytes, as the row has it
-    duration_s: float
-    cpu_s: float  # of all its processes
-    more: dict[str, float]
-
-    @property
-    def rate(self) -> float:
-        return self.count / self.duration_s
-
-    @property
-    def cpu_us(self) -> float:
-        """For each of `count`, and of what was done before the clock ran."""
-        return self.cpu_s / (self.count + self.more.get("uncounted", 0)) * 1e6
 
 
 class Running:
@@ -69,11 +47,12 @@ class Running:
 
     def __init__(self, contender: Contender, peers_python: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        search_path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [
                 peers_python if contender.is_peer else sys.executable,
-                str(HERE / "cluster_peers" / f"{contender.script}.py"),
+                "-m",
+                f"benchmarks.rows.cluster_peers.{contender.script}",
                 json.dumps(contender.settings),
             ],
             stdin=subprocess.PIPE,
@@ -94,7 +73,7 @@ class Running:
         self._say({"window_s": window_s})
         answer = self._answer(window_s + STUCK_AFTER_S)
         cpu_s = tree_cpu_s(self._process.pid) - before_s
-        return Window(answer.pop("count"), answer.pop("duration_s"), cpu_s, answer)
+        return Window(answer.pop("count"), answer.pop("duration_s"), cpu_s, more=answer)
 
     def close(self) -> None:
         """End it, whatever state it is in."""

@@ -11,7 +11,8 @@ import sys
 from typing import Any
 
 import numpy as np
-from serve import Served, count_for, serve
+
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 
 class LocalRollouts:
@@ -108,7 +109,7 @@ class Other:
 def build(settings: dict[str, Any]) -> Served:
     import torch
 
-    from cluster_policy import Agent
+    from benchmarks.rows.cluster_policy import Agent
 
     torch.set_num_threads(1)
     if not settings["checks_distributions"]:

@@ -12,8 +12,8 @@ import demo
 import dqn
 import ppo
 import sac
-from catch_env import CatchAgent, make_catch
-from sync_report import Run
+from benchmarks.rows.catch_env import CatchAgent, make_catch
+from benchmarks.rows.sync_report import Run
 
 PERIODS = ("every:2", "every:4", "every:8")
 THRESHOLDS = ("aps:0.002", "aps:0.005", "aps:0.01", "aps:0.02", "aps:0.05")

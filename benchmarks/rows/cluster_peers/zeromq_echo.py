@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import zmq  # noqa: TID253
-from serve import Served, serve
+
+from benchmarks.rows.cluster_peers.serve import Served, serve
 
 QUESTION_BYTES = 64 * 8  # actions
 ANSWER_BYTES = 64 * (16 + 8 + 1 + 1)  # observations, rewards, terminated, truncated

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve import Served, count_for, serve
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 
 def build(settings: dict[str, Any]) -> Served:
     import torch
 
     import envfleet
-    from cluster_policy import Agent, act, log_prob, values
+    from benchmarks.rows.cluster_policy import Agent, act, log_prob, values
 
     cluster = envfleet.ClusterEnv(
         "CartPole-v1",

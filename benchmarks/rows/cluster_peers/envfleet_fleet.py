@@ -7,10 +7,9 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from serve import Served, count_for, serve
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 CREDIT = 2
 NUM_PROCESSES = 2
@@ -22,19 +21,22 @@ class SimulatedFleet:
 
     num_steps: int
 
-    @property
-    def is_on_this_host(self) -> bool:
-        return True
+    is_on_this_host = True
+    head_address = None
+    queue_timeout_s = None
+
+    def host_of_workers(self) -> str:
+        return "127.0.0.1"
 
     def launch(self, job: Any) -> FleetJob:
         address = job.argv[job.argv.index("--head") + 1]
-        script = Path(__file__).parent / "simulated_workers.py"
+        module = "benchmarks.rows.cluster_peers.simulated_workers"
         num_processes = min(NUM_PROCESSES, job.num_workers)
         bounds = [index * job.num_workers // num_processes for index in range(num_processes + 1)]
         return FleetJob(
             [
                 subprocess.Popen(
-                    [sys.executable, script, address, str(first), str(end - first), str(self.num_steps)],
+                    [sys.executable, "-m", module, address, str(first), str(end - first), str(self.num_steps)],
                     stderr=subprocess.DEVNULL,
                 )
                 for first, end in itertools.pairwise(bounds)
@@ -44,6 +46,8 @@ class SimulatedFleet:
 
 class FleetJob:
     """Its processes; a worker that is lost is not replaced, because none is lost."""
+
+    revives = False
 
     def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
@@ -63,6 +67,9 @@ class FleetJob:
     def restart(self, worker: int) -> None:
         raise RuntimeError(f"simulated worker {worker} was lost")
 
+    def resize(self, num_workers: int) -> None:
+        raise RuntimeError("a simulated fleet keeps its size")
+
     def cancel(self, grace_s: float) -> None:
         for process in self._processes:
             process.kill()
@@ -71,7 +78,7 @@ class FleetJob:
 
 def build(settings: dict[str, Any]) -> Served:
     import envfleet
-    from cluster_envs import no_action
+    from benchmarks.rows.cluster_envs import no_action
 
     num_workers, num_steps = settings["num_workers"], settings["num_steps"]
     cluster = envfleet.ClusterEnv(

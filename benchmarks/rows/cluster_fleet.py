@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from cluster_contenders import Contender, Running
+from benchmarks.harness.command import Curve
+from benchmarks.rows.cluster_contenders import Contender, Running
 
-FLEET_ROW = "fleet"
 NUM_WORKERS = (1, 4, 16, 64, 256)
 NUM_ENVS, NUM_STEPS = 8, 64
 NUM_WINDOWS = 3
@@ -34,3 +34,20 @@ def fleet_curve(window_s: float, progress: Callable[[str], None]) -> dict[str, A
             }
         )
     return {"title": f"rollouts of {NUM_ENVS} CartPole envs x {NUM_STEPS} steps", "points": points}
+
+
+def _curve_lines(curve: dict[str, Any]) -> list[str]:
+    return [
+        f"One head and simulated workers, {curve['title']}; no target:",
+        "",
+        "| workers | rollouts/s | head: CPU us a rollout | head: cores busy |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {point['num_workers']} | {point['rollouts_per_s']:,.0f} | {point['head_us_per_rollout']:,.0f} |"
+            f" {point['head_cores']:.2f} |"
+            for point in curve["points"]
+        ),
+    ]
+
+
+FLEET = Curve("fleet", fleet_curve, _curve_lines)

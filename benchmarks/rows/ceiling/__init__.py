@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from contenders import Actions, Contender, EnvFn, Running, Window
+from benchmarks.harness.rows import Window
+from benchmarks.rows.contenders import Actions, Contender, EnvFn, Running
 
 SOURCE = Path(__file__).with_name("ceiling.cc")
-NATIVE = Path(__file__).parents[2] / "native"
+NATIVE = Path(__file__).parents[3] / "native"
 FLAGS = ("-O3", "-DNDEBUG", "-std=c++20", "-ffp-contract=off")  # as in CMakeLists.txt: the same code, to the bit
 EXIT_TIMEOUT_S = 5.0
 

@@ -15,7 +15,7 @@ from typing import Any
 import zmq  # noqa: TID253
 
 import envfleet
-from cluster_envs import no_action
+from benchmarks.rows.cluster_envs import no_action
 from envfleet.cluster.wire.codec import Decoder, encode
 from envfleet.cluster.wire.messages import (
     PROTOCOL_VERSION,

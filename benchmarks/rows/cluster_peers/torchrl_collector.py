@@ -12,7 +12,7 @@ import functools
 import warnings
 from typing import Any
 
-from serve import Served, count_for, serve
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 
 def make_env(num_envs: int) -> Any:

@@ -6,14 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from serve import Served, count_for, serve
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 CREDIT = 2
 
 
 def build(settings: dict[str, Any]) -> Served:
     import envfleet
-    from cluster_envs import no_action
+    from benchmarks.rows.cluster_envs import no_action
 
     num_workers = settings["num_workers"]
     folder = tempfile.TemporaryDirectory()

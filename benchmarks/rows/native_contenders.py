@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from contenders import Actions, Contender, EnvFn, Running, SendRecv, running
+from benchmarks.rows.contenders import Actions, Contender, EnvFn, Running, SendRecv, running
 
 
 def envfleet_native(env_id: str) -> Contender:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import zmq  # noqa: TID253
-from serve import Served, count_for, serve
+
+from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
 NUM_AHEAD = 2  # messages in either queue
 

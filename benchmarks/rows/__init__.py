@@ -1,0 +1,1 @@
+"""What is measured: environments, contenders and the rows made of them."""
