@@ -5,7 +5,7 @@ import pytest
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.kubernetes.api import Forbidden, NotThere, Unreachable, refusal
 from envfleet.launchers.kubernetes.objects import is_failure, is_in, last_words
-from envfleet.launchers.kubernetes.status import IMAGE_PATIENCE_S, REVIVAL_S, Kind, Picture, is_amiss, verdict
+from envfleet.launchers.kubernetes.status import IMAGE_PATIENCE_S, REVIVAL_S, Kind, RunObjects, needs_warnings, state_of
 from envfleet.launchers.launcher import WorkerState
 
 PENDING, RUNNING, ENDED, REFUSED = (
@@ -71,8 +71,8 @@ def warning(about, reason, message, at="2026-01-01T00:00:10Z"):
 
 
 def told(jobs, pods, warnings=(), age_s=0.0, worker=0):
-    situation = Picture(jobs, pods, warnings).situation(worker)
-    return verdict(situation, age_s), situation.words
+    situation = RunObjects(jobs, pods, warnings).situation(worker)
+    return state_of(situation, age_s), situation.words
 
 
 def has(words, *parts):
@@ -132,8 +132,8 @@ def test_slow_to_start_says_why():
     state, words = told([job()], [one], [event, older])
     assert state is PENDING
     has(words, "ContainerCreating", "FailedMount", '"data" not found')
-    assert is_amiss(Picture([job()], [one]).situation(0), 60.0)
-    assert not is_amiss(Picture([job()], [one]).situation(0), 1.0)
+    assert needs_warnings(RunObjects([job()], [one]).situation(0), 60.0)
+    assert not needs_warnings(RunObjects([job()], [one]).situation(0), 1.0)
 
 
 def test_a_failed_pod_is_replaced_by_its_job():
@@ -319,7 +319,7 @@ def test_no_pod_yet():
     state, words = told([job()], [])
     assert state is PENDING
     has(words, "has not made its pod yet")
-    assert is_amiss(Picture([job()], []).situation(0), 0.0)
+    assert needs_warnings(RunObjects([job()], []).situation(0), 0.0)
     assert told([job()], [], age_s=REVIVAL_S)[0] is ENDED
 
 
@@ -371,7 +371,7 @@ def test_a_replacement_counts_from_when_it_is_there():
 def test_pods_of_others_are_not_ours():
     stranger = pod(state={"running": {}})
     del stranger["metadata"]["annotations"]
-    situation = Picture([job()], [stranger]).situation(0)
+    situation = RunObjects([job()], [stranger]).situation(0)
     assert situation.kind is Kind.NO_POD
 
 

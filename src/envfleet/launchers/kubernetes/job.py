@@ -32,7 +32,7 @@ from envfleet.launchers.kubernetes.objects import (
     name_of,
     uid_of,
 )
-from envfleet.launchers.kubernetes.status import Kind, Picture, Situation, is_amiss, is_overdue, verdict
+from envfleet.launchers.kubernetes.status import Kind, RunObjects, Situation, is_overdue, needs_warnings, state_of
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class KubernetesJob:
         self._created_s: dict[str, float] = {}  # when each Job was created, by the clock of _since_boot_s()
         self._head_pod: list[Manifest] = []  # owner of the Jobs, if the head is a pod: they are deleted with it
         self._num_replacements = 0
-        self._picture = Picture((), ())
+        self._objects = RunObjects((), ())
         self._statuses: dict[int, WorkerStatus] = {}
         self._since: dict[int, tuple[Kind, str, float]] = {}  # situation of each worker, and since when
         # By worker and uid of the failed pod: how it ended, and its last lines.
@@ -108,7 +108,7 @@ class KubernetesJob:
 
     def log(self, worker: int, max_bytes: int = LOG_BYTES) -> str:
         """See Job. The log of the newest pod, or of the last one that failed."""
-        pod = self._picture.pod(worker)
+        pod = self._objects.pod(worker)
         read_s, text = self._read_logs.get(worker, (-LOOK_EVERY_S, ""))
         if pod is not None and time.monotonic() - read_s >= LOOK_EVERY_S:
             try:
@@ -122,7 +122,7 @@ class KubernetesJob:
 
     def log_place(self, worker: int) -> str:
         """See Job."""
-        pod, context = self._picture.pod(worker), self._settings.context
+        pod, context = self._objects.pod(worker), self._settings.context
         of_context = f" --context {context}" if context else ""
         what = name_of(pod) if pod is not None else f"-l {self._selector}"
         return f"kubectl{of_context} -n {self._settings.namespace} logs {what} -c {CONTAINER}"
@@ -130,7 +130,7 @@ class KubernetesJob:
     def restart(self, worker: int) -> None:
         """See Job. Does nothing while the Job controller is about to replace the pod by itself."""
         self._look()
-        situation, pod = self._picture.situation(worker), self._picture.pod(worker)
+        situation, pod = self._objects.situation(worker), self._objects.pod(worker)
         is_recent = not is_overdue(self._age_s(worker, situation))
         if situation.kind is Kind.ENDED:
             self._replace(worker)
@@ -151,12 +151,12 @@ class KubernetesJob:
         if num_workers == self._num_workers:
             return
         self._look()
-        fleet = self._picture.job(self._run)
+        fleet = self._objects.job(self._run)
         is_alive = fleet is not None and job_end(fleet) is None
         if is_alive:
             self._api.patch_job(self._run, size_of(num_workers))
         first_new, self._num_workers = self._num_workers, num_workers
-        for job in self._picture.jobs:
+        for job in self._objects.jobs:
             worker = job["metadata"].get("labels", {}).get(WORKER_LABEL)
             if worker is not None and int(worker) >= num_workers:
                 self._api.delete_job(name_of(job))
@@ -172,7 +172,7 @@ class KubernetesJob:
     def cancel(self, grace_s: float) -> None:
         """See Job."""
         self._clear_up(time.monotonic() + grace_s + LEAVE_S)
-        self._picture = Picture((), ())  # log() has no pod to ask for
+        self._objects = RunObjects((), ())  # log() has no pod to ask for
 
     def _clear_up(self, deadline_s: float) -> None:
         self._api.answer_until(deadline_s)
@@ -238,11 +238,11 @@ class KubernetesJob:
         self._created_s[name] = _since_boot_s()
         job = self._api.create_job(manifest)
         self._api.own_secret(name, owner_reference(job, "batch/v1", "Job"))
-        self._picture = Picture((*self._picture.jobs, job), self._picture.pods, self._picture.warnings)
+        self._objects = RunObjects((*self._objects.jobs, job), self._objects.pods, self._objects.warnings)
 
     def _replace(self, worker: int) -> None:
         """Create a Job for this worker alone, in place of an earlier one."""
-        for job in self._picture.jobs_of(worker):
+        for job in self._objects.jobs_of(worker):
             if name_of(job) != self._run:
                 self._api.delete_job(name_of(job))
         self._num_replacements += 1
@@ -266,19 +266,19 @@ class KubernetesJob:
         if self._is_unreachable:
             logger.info("Kubernetes: the API server answers again")
         self._is_unreachable = False
-        self._picture = Picture(jobs, pods, self._picture.warnings)
+        self._objects = RunObjects(jobs, pods, self._objects.warnings)
         self._judge()
         self._renew()
-        situations = {worker: self._picture.situation(worker) for worker in range(self._num_workers)}
-        amiss = [each.about for worker, each in situations.items() if is_amiss(each, self._age_s(worker, each))]
+        situations = {worker: self._objects.situation(worker) for worker in range(self._num_workers)}
+        amiss = [each.about for worker, each in situations.items() if needs_warnings(each, self._age_s(worker, each))]
         if amiss and time.monotonic() >= self._next_warnings_s:
             self._next_warnings_s = time.monotonic() + WARNINGS_EVERY_S
-            self._picture = Picture(jobs, pods, self._warnings(list(dict.fromkeys(amiss))[:MOST_QUESTIONS]))
+            self._objects = RunObjects(jobs, pods, self._warnings(list(dict.fromkeys(amiss))[:MOST_QUESTIONS]))
             self._judge()
 
     def _renew(self) -> None:
         """Move the deadlines of Jobs on, which Kubernetes would end otherwise."""
-        for job in self._picture.jobs:
+        for job in self._objects.jobs:
             created_s = self._created_s.get(name_of(job))
             if created_s is None or job_end(job) is not None:
                 continue
@@ -301,8 +301,8 @@ class KubernetesJob:
         num_logs = MOST_QUESTIONS
         for worker in range(self._num_workers):
             num_logs -= self._remember_failures(worker, num_logs)
-            situation = self._picture.situation(worker)
-            state = verdict(situation, self._age_s(worker, situation))
+            situation = self._objects.situation(worker)
+            state = state_of(situation, self._age_s(worker, situation))
             failures = self._failures.get(worker, {})
             detail = situation.words
             if situation.about in failures:
@@ -315,7 +315,7 @@ class KubernetesJob:
     def _remember_failures(self, worker: int, most_logs: int) -> int:
         """Keep the last lines of failed pods before they are deleted. Returns the number of logs that were read."""
         failures, num_logs = self._failures.setdefault(worker, {}), 0
-        for pod in self._picture.pods_of(worker):
+        for pod in self._objects.pods_of(worker):
             if is_failure(pod) and uid_of(pod) not in failures:
                 log = ""
                 if num_logs < most_logs:

@@ -73,7 +73,7 @@ class Situation:
     is_hopeless: bool = False
 
 
-class Picture:
+class RunObjects:
     """All objects of a run, as the API server listed them at one moment.
 
     Args:
@@ -127,7 +127,7 @@ class Picture:
         return _with_pod(pod, job, worker, self.warnings)
 
 
-def verdict(situation: Situation, age_s: float) -> WorkerState:
+def state_of(situation: Situation, age_s: float) -> WorkerState:
     """Return the state of a worker whose situation has lasted for `age_s` seconds."""
     kind = situation.kind
     if kind is Kind.RUNNING:
@@ -146,7 +146,7 @@ def is_overdue(age_s: float) -> bool:
     return age_s >= REVIVAL_S
 
 
-def is_amiss(situation: Situation, age_s: float) -> bool:
+def needs_warnings(situation: Situation, age_s: float) -> bool:
     """Return whether the warnings should be read, to explain a situation that has lasted for `age_s` seconds."""
     is_slow = situation.kind in (Kind.QUEUED, Kind.STUCK) and age_s > SLOW_START_S
     return situation.kind is Kind.NO_POD or is_slow
