@@ -112,7 +112,7 @@ class WorkerRecord:
 
     def joined(self, member: Member, transfers: Transfers) -> None:
         """Another process is the worker now: what the one before it held and showed does not count for it."""
-        self.resent_bytes += self.transfers.outgoing.resent_bytes + self.worker_resent_bytes
+        self.resent_bytes += self.transfers.resent_bytes + self.worker_resent_bytes
         self.worker_resent_bytes = 0
         self.member, self.transfers, self.is_ready, self.not_ready = member, transfers, False, None
         self.welcome_frames = None
@@ -153,7 +153,7 @@ class WorkerRecord:
 
     def reconnected(self, now_s: float) -> None:
         """Its process has a new connection: chunks that were under way on the old one may be lost."""
-        self.transfers.outgoing.connected(now_s)
+        self.transfers.connected(now_s)
         self.send_chunks(now_s)
 
     def send_alive(self, now_s: float) -> None:
@@ -268,7 +268,7 @@ class WorkerRecord:
             weight_bytes=self.weight_bytes,
             rollout_bytes=self.rollout_bytes,
             announcement_bytes=self.announcement_bytes,
-            resent_bytes=self.resent_bytes + self.transfers.outgoing.resent_bytes + self.worker_resent_bytes,
+            resent_bytes=self.resent_bytes + self.transfers.resent_bytes + self.worker_resent_bytes,
             num_restarts=self.restarts.num_restarts,
             problem=self.restarts.problem,
             num_nan_rows=self.num_nan_rows,

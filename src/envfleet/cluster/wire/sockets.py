@@ -26,7 +26,7 @@ HANDSHAKE_S = 3.0  # a connection that has not proved by then that it has the ru
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """The keys of one run: whoever does not have them can neither join nor read."""
+    """The keys of one run: a process without them can neither join nor read."""
 
     head_public: bytes
     head_secret: bytes = field(repr=False)
@@ -175,7 +175,7 @@ def _set_limits(socket: zmq.Socket[bytes], silence_s: float) -> None:
 
 
 def _require_private(folder: Path) -> None:
-    """Whoever can make a socket there can send us code: it must be ours alone."""
+    """Require a folder of our own: a process that can make a socket there can send us code."""
     try:
         status = os.stat(folder)
     except OSError as error:

@@ -253,13 +253,27 @@ class Transfers:
 
     @property
     def is_open(self) -> bool:
-        """Is there something to do for it?"""
+        """Whether there is something to send."""
         return bool(self.outgoing.queue or self._replies)
 
     @property
+    def has_outgoing(self) -> bool:
+        """Whether there are messages that the other process does not have whole."""
+        return bool(self.outgoing.queue)
+
+    @property
+    def resent_bytes(self) -> int:
+        """Bytes of chunks that were sent more than once."""
+        return self.outgoing.resent_bytes
+
+    @property
     def progress_s(self) -> float:
-        """When a chunk last got on, in either direction."""
+        """When a chunk last arrived, in either direction."""
         return max(self.outgoing.progress_s, self.incoming.progress_s)
+
+    def connected(self, now_s: float) -> None:
+        """There is a new connection: chunks that were under way on the old one may be lost."""
+        self.outgoing.connected(now_s)
 
     def take(self, message: AboutChunks, arrays: Mapping[str, Array], now_s: float) -> list[Array] | None:
         """What came about chunks. Returns the frames of a message that is whole now. Raises BadMessage."""

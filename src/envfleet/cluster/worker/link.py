@@ -93,7 +93,7 @@ class Link:
         welcome, arrays = self._ask(self._join, lambda: self._welcome, JOIN_S, "to take this worker in")
         self._outbox = Outbox(received=welcome.first_order - 1)
         self._heartbeat_s, self._resend_s = welcome.heartbeat_s, welcome.resend_s
-        self._socket.transfers.outgoing.resend_s = welcome.resend_s
+        self._socket.set_resend_s(welcome.resend_s)
         self._compression = welcome.compression
         return welcome, arrays
 
@@ -178,7 +178,7 @@ class Link:
             if now_s > self._last_progress_s(asked_s) + timeout_s:
                 raise ClusterError(f"the head did not answer within {timeout_s:g} s when asked {what}")
             is_first = next_s == 0.0  # chunks that came before it was asked are of another answer
-            if is_first or now_s >= max(next_s, self._socket.transfers.incoming.progress_s + ASK_AGAIN_S):
+            if is_first or now_s >= max(next_s, self._socket.received_chunk_s + ASK_AGAIN_S):
                 self._socket.send(question)
                 next_s, ask_again_s = now_s + ask_again_s, 2 * ask_again_s
             self._receive(waits=True)
@@ -186,14 +186,14 @@ class Link:
 
     def _last_progress_s(self, begun_s: float) -> float:
         """When a chunk last came or was received by the head, or `begun_s` if that was later."""
-        return max(begun_s, self._socket.transfers.progress_s)
+        return max(begun_s, self._socket.progress_s)
 
     def _receive(self, waits: bool) -> None:
         """Take all messages that have come, after a short wait for the first if `waits`, and do what is due."""
         self._socket.receive(waits)
         if self._told_to_leave is not None:
             raise self._told_to_leave
-        if self._socket.watchdog.head_is_gone:
+        if self._socket.head_is_gone:
             raise Leave("the head is gone", WorkerExit.HEAD_GONE)
         if self.leave_because is not None:
             raise Leave(self.leave_because, WorkerExit.TOLD_TO_LEAVE)
@@ -236,7 +236,7 @@ class Link:
             raise Leave(f"the head has not answered {self._num_unanswered} heartbeats", WorkerExit.HEAD_GONE)
         self._num_unanswered += 1
         self._next_beat_s = now_s + min(self._heartbeat_s, self._resend_s)
-        resent_bytes = self._resent_bytes + self._socket.transfers.outgoing.resent_bytes
+        resent_bytes = self._resent_bytes + self._socket.resent_bytes
         self._socket.send(encode(Heartbeat(received=self._outbox.received, resent_bytes=resent_bytes)))
         with self._socket.lock:
             late = self._outbox.overdue(now_s, self._resend_s)

@@ -39,12 +39,12 @@ class WorkerSocket:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = open_dealer(self._context, address, keys, silence_s)
         is_ipc = address.startswith("ipc://")
-        self.watchdog = Watchdog(self._dealer, Path(address.removeprefix("ipc://")) if is_ipc else None)
+        self._watchdog = Watchdog(self._dealer, Path(address.removeprefix("ipc://")) if is_ipc else None)
         self._dealer.connect(address)
         self._fd = int(self._dealer.getsockopt(zmq.FD))
         self._decoder: Decoder[Any] = Decoder(FromHead)
         self.lock = threading.RLock()  # guards the socket, and all that `take` changes
-        self.transfers = Transfers(FIRST_RESEND_S, None if is_ipc else digest_of)
+        self._transfers = Transfers(FIRST_RESEND_S, None if is_ipc else digest_of)
         self._num_connected = 0
         self._failure: Exception | None = None  # in the background
         self._received_s = 0.0  # when the worker's own thread was last here
@@ -53,10 +53,34 @@ class WorkerSocket:
         self._thread = threading.Thread(target=self._send_in_background, name="envfleet-sending", daemon=True)
         self._thread.start()
 
+    @property
+    def head_is_gone(self) -> bool:
+        """Whether the connection has been closed for too long."""
+        return self._watchdog.head_is_gone
+
+    @property
+    def progress_s(self) -> float:
+        """When a chunk of a large message last arrived, here or at the head."""
+        return self._transfers.progress_s
+
+    @property
+    def received_chunk_s(self) -> float:
+        """When a chunk of a large message last came."""
+        return self._transfers.incoming.progress_s
+
+    @property
+    def resent_bytes(self) -> int:
+        """Bytes of chunks that were sent more than once."""
+        return self._transfers.resent_bytes
+
+    def set_resend_s(self, resend_s: float) -> None:
+        """Ask about chunks that are not known to have arrived after this many seconds."""
+        self._transfers.outgoing.resend_s = resend_s
+
     def send(self, frames: list[Any], is_in_order: bool = False) -> Transfer | None:
         """Send a message. Returns its transfer if it travels in chunks, else None."""
         with self.lock:
-            transfer = self.transfers.add(frames, time.monotonic(), is_in_order)
+            transfer = self._transfers.add(frames, time.monotonic(), is_in_order)
             if transfer is None:
                 self._send_now(frames)
             else:
@@ -79,10 +103,10 @@ class WorkerSocket:
         self._thread.join(CLOSE_S)
         with self.lock:
             self._dealer.setsockopt(zmq.LINGER, 500)
-            self.watchdog.close()
+            self._watchdog.close()
             self._dealer.close()
             self._context.term()
-        self.watchdog.remove_head_folder()
+        self._watchdog.remove_head_folder()
 
     def _receive_all(self, waits: bool) -> None:
         try:
@@ -103,7 +127,7 @@ class WorkerSocket:
         if not isinstance(message, AboutChunks):
             return self._take(message, arrays)
         try:
-            whole = self.transfers.take(message, arrays, time.monotonic())
+            whole = self._transfers.take(message, arrays, time.monotonic())
         except BadMessage as error:
             raise ClusterError(f"what the head sends in chunks cannot be put together: {error}") from error
         self._send_chunks()
@@ -113,13 +137,13 @@ class WorkerSocket:
     def _send_chunks(self) -> None:
         """Send the chunks for which there is room, and answers to chunks that came."""
         now_s = time.monotonic()
-        if self._num_connected != self.watchdog.num_connected:
-            self._num_connected = self.watchdog.num_connected
-            self.transfers.outgoing.connected(now_s)
-        for frames in self.transfers.to_send(now_s):
+        if self._num_connected != self._watchdog.num_connected:
+            self._num_connected = self._watchdog.num_connected
+            self._transfers.connected(now_s)
+        for frames in self._transfers.to_send(now_s):
             if not self._send_now(frames):
                 break
-        if self.transfers.outgoing.queue:
+        if self._transfers.has_outgoing:
             self._is_sending.set()
 
     def _send_now(self, frames: list[Any]) -> bool:
@@ -149,5 +173,5 @@ class WorkerSocket:
                 except Exception as error:  # raised by the next receive()
                     self._failure = self._failure or error
                     return
-                if not self.transfers.outgoing.queue:
+                if not self._transfers.has_outgoing:
                     self._is_sending.clear()

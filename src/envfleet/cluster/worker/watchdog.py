@@ -17,7 +17,7 @@ from envfleet.contract.exits import WorkerExit
 
 logger = logging.getLogger("envfleet.worker")
 
-HEAD_GONE_S = 5.0  # a connection that stays closed for so long: the head is gone
+HEAD_GONE_S = 5.0  # after a connection has stayed closed for this long the head counts as gone
 LEAVE_S = 2.0  # for the worker to close its pool; then its process is ended, and the pool's with it
 CHECK_S = 0.25
 
@@ -26,7 +26,7 @@ class Watchdog:
     """Watches the connection from a thread of its own: ZeroMQ tells it when the connection closes and opens."""
 
     def __init__(self, dealer: zmq.Socket[bytes], head_socket: Path | None) -> None:
-        """`head_socket` is a file on this host: nobody else is left to remove it when the head was killed."""
+        """`head_socket` is a file on this host, which the worker removes if the head was killed."""
         self._dealer = dealer
         self._events = dealer.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
@@ -40,14 +40,14 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """The worker leaves by itself."""
+        """End the thread: the worker leaves by itself."""
         self._is_over.set()
         self._thread.join(5.0)
         self._dealer.disable_monitor()  # before the other end is closed, or it waits for somebody to read
         self._events.close()
 
     def remove_head_folder(self) -> None:
-        """If the head is dead: what it cannot clean up any more. One that was only stopped will want it again."""
+        """Remove the folder of a head that is dead; one that was only stopped still needs it."""
         if self.head_is_gone and self._head_socket is not None:
             remove_if_abandoned(self._head_socket.parent)
 
@@ -72,7 +72,7 @@ class Watchdog:
 
 
 def leave_with_stdin(leave: Callable[[str], None]) -> None:
-    """Call `leave` when the standard input is closed: whoever holds its other end is gone. Then end, whatever runs."""
+    """Call `leave` when the standard input is closed: the process at its other end is gone. Then end, whatever runs."""
 
     def watch() -> None:
         while os.read(0, 4096):
