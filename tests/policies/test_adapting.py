@@ -174,7 +174,7 @@ def test_a_spec_without_weights_publishes_none():
         ("no_such_module:name", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("test_adapting:Nothing", "module 'test_adapting' has no attribute 'Nothing'"),
         ("test_adapting:dict", "has no attribute 'dict'"),
-        ("collections:OrderedDict", "the factory 'collections:OrderedDict' must return an agent: .* OrderedDict"),
+        ("collections:OrderedDict", "what the factory 'collections:OrderedDict' returned is no agent: .* OrderedDict"),
     ],
 )
 def test_factories_that_cannot_be_used_are_named(factory, words):

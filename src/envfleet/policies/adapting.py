@@ -177,7 +177,7 @@ def _built(factory: str, kwargs: Mapping[str, Any]) -> Policy:
     try:
         return as_policy(made)
     except UsageError as error:
-        raise UsageError(f"the factory {factory!r} must return an agent: {error}") from error
+        raise UsageError(f"what the factory {factory!r} returned is no agent: {error}") from error
 
 
 def _is_torch_module(agent: Any) -> bool:
