@@ -1,4 +1,4 @@
-"""DQN in one file on a cluster: workers act epsilon-greedily with their own copy of the Q network.
+"""DQN on a cluster: workers act epsilon-greedily with their own copy of the Q network.
 
     python examples/dqn.py
     python examples/dqn.py --sync every_update --num-workers 4

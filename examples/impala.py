@@ -1,4 +1,4 @@
-"""IMPALA in one file on a cluster: workers never wait for the learner, V-trace corrects for what they missed.
+"""IMPALA on a cluster: workers never wait for the learner, V-trace corrects for what they missed.
 
     python examples/impala.py
     python examples/impala.py --sync every_update --num-workers 4

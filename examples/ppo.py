@@ -1,4 +1,4 @@
-"""PPO in one file on a cluster: workers act with their copy of the policy, and pull new weights when a rule says so.
+"""PPO on a cluster: workers act with their copy of the policy, and pull new weights when a rule says so.
 
     python examples/ppo.py
     python examples/ppo.py --sync every:4

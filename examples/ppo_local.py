@@ -1,4 +1,4 @@
-"""PPO in one file on a local pool: trains CartPole-v1 until its last 100 episodes return 475 on average.
+"""PPO on a local pool: trains CartPole-v1 until its last 100 episodes return 475 on average.
 
     python examples/ppo_local.py
     python examples/ppo_local.py --env-id Acrobot-v1 --target -100

@@ -1,4 +1,4 @@
-"""SAC in one file on a cluster: workers sample actions with their own copy of the actor.
+"""SAC on a cluster: workers sample actions with their own copy of the actor.
 
     python examples/sac.py
     python examples/sac.py --sync every_update --num-workers 4

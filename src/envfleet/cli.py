@@ -1,4 +1,4 @@
-"""The command `envfleet`: shows what a launcher would submit, before anything is. Parses, calls, prints."""
+"""The command `envfleet`: prints what a launcher would submit, without submitting it."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         usage="envfleet slurm-script [OPTION ...] [-- COMMAND ...]",
         help="print the sbatch script of Slurm(...)",
-        description="Print the script that ClusterEnv(launcher=Slurm(...)) submits. With a COMMAND after --: the "
-        "script of one job in which that command is the learner, and starts its workers inside the job.",
+        description="Print the script that ClusterEnv(launcher=Slurm(...)) submits. With a COMMAND after --, print "
+        "the script of one job in which COMMAND is the learner and starts its workers inside the job.",
     )
     _add_common(slurm)
     _add_settings(slurm, Slurm)
@@ -104,8 +104,10 @@ def _job(arguments: argparse.Namespace) -> WorkerJob:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-workers", type=_positive, default=4, help="default: 4")
-    parser.add_argument("--head", default=SOME_HEAD, help="where workers find the head; known when a run starts")
+    parser.add_argument("--num-workers", type=_positive, default=4, help="number of workers (default: 4)")
+    parser.add_argument(
+        "--head", default=SOME_HEAD, help="address of the head for the workers; a real run chooses it when it starts"
+    )
 
 
 def _add_settings(parser: argparse.ArgumentParser, launcher: type) -> None:

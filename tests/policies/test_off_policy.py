@@ -74,11 +74,11 @@ def test_epsilon_travels_with_the_weights():
 def test_wrong_epsilons_and_networks_are_refused():
     policy = EpsilonGreedy(QNetwork(), 0.5)
     for wrong in (-0.1, 1.1, float("nan")):
-        with pytest.raises(envfleet.UsageError, match=f"epsilon is a probability, from 0 to 1; got {wrong}"):
+        with pytest.raises(envfleet.UsageError, match=f"epsilon must be a probability, from 0 to 1; got {wrong}"):
             policy.epsilon = wrong
     before = {name: array.copy() for name, array in policy.get_weights().items()}
     others = {name: array + 1 for name, array in before.items()}
-    with pytest.raises(envfleet.UsageError, match="epsilon is a probability"):
+    with pytest.raises(envfleet.UsageError, match="epsilon must be a probability"):
         policy.set_weights(others)
     for name, array in policy.get_weights().items():
         assert_array_equal(array, before[name])

@@ -38,7 +38,7 @@ def test_the_form_is_told_by_the_signature():
     assert isinstance(as_policy(DiscreteAgent()), TorchPolicy)
     assert not isinstance(as_policy(DiscreteAgent()), Recurrent)
     with pytest.raises(
-        envfleet.UsageError, match=r"a recurrent policy has get_action_and_value\(obs, lstm_state, done"
+        envfleet.UsageError, match=r"a recurrent module must have get_action_and_value\(obs, lstm_state, done"
     ):
         RecurrentTorchPolicy(DiscreteAgent())
 
@@ -114,7 +114,7 @@ def test_a_module_whose_state_is_not_known():
 
 def test_misuse_is_named():
     policy = as_policy(LstmAgent())
-    with pytest.raises(envfleet.UsageError, match="this policy remembers: pass state="):
+    with pytest.raises(envfleet.UsageError, match="this policy is recurrent: pass state="):
         policy.act(OBS[0])
     with pytest.raises(envfleet.UsageError, match="this policy's state has h, c; got h"):
         policy.act(OBS[0], state={"h": np.zeros((3, 1, 5), np.float32)})

@@ -42,7 +42,7 @@ class Rollouts:
     def __init__(self, num_envs: int, num_steps: int) -> None:
         pool = envfleet.make("CartPole-v1", num_envs, autoreset_mode="same_step", num_workers=1, seed=0)
         policy = envfleet.FunctionPolicy(no_action)
-        self.arrays = Collector(pool, pool.reset()[0]).collect(policy, num_steps, [], lambda: None)
+        self.arrays, _ = Collector(pool, pool.reset()[0]).collect(policy, num_steps, [], lambda: None)
         obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
         actions, action_arrays = describe_space(pool.single_action_space, "action_space")
         ready = Ready(observation_space=obs, action_space=actions, metadata={})
@@ -54,7 +54,8 @@ class SimulatedWorker:
     """One connection to the head."""
 
     def __init__(self, context: Any, address: str, worker: int) -> None:
-        self.dealer = open_dealer(context, address, secrets.token_bytes(16), None, SILENCE_S)
+        self._name = secrets.token_bytes(16)
+        self.dealer = open_dealer(context, address, None, SILENCE_S)
         self.dealer.connect(address)
         self._received = 0
         self._send(encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host="simulated", pid=os.getpid())))
@@ -78,7 +79,7 @@ class SimulatedWorker:
             raise SystemExit(message.why)
 
     def _send(self, frames: list[Any]) -> None:
-        self.dealer.send_multipart(frames, copy=False)
+        self.dealer.send_multipart([self._name, *frames], copy=False)
 
 
 def main() -> None:

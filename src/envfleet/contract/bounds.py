@@ -1,7 +1,7 @@
-"""Bounds: which rows of a batch hold NaN, or numbers that the space of their leaf does not have.
+"""Bounds: which rows of a batch hold NaN, or numbers outside the space of their leaf.
 
-Usually none do, and that costs one or two passes without a temporary array, or nothing: uint8 holds no other numbers
-than Box(0, 255) allows.
+Usually none do, and finding that out costs one or two passes without a temporary array, or nothing: uint8 holds no
+numbers outside Box(0, 255).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ MOST_COLUMNS = 32
 
 
 class Bounds:
-    """The lowest and highest number at each place of a leaf's values; None where its dtype has no other ones."""
+    """The lowest and highest number at each place of an array leaf; None where the dtype has no numbers beyond them."""
 
     def __init__(self, leaf: Leaf) -> None:
-        """Of a leaf that is an array."""
         assert leaf.dtype is not None  # spaces of objects have no numbers
         self.leaf = leaf
         lowest, highest = _range_of(leaf.dtype)
@@ -34,27 +33,48 @@ class Bounds:
 
     @property
     def is_choice(self) -> bool:
-        """Whether the values are choices, not quantities: a number outside means nothing."""
+        """Whether the values are choices, not quantities: a number outside has no meaning."""
         return not isinstance(self.leaf.space, spaces.Box)
 
     def rows_outside(self, values: Array) -> Array | None:
-        """Which of the rows `values[...]` have a number outside; None if no row has. NaN is not outside."""
+        """Find rows with numbers outside the space. NaN does not count.
+
+        Args:
+            values: [..., *leaf.shape].
+
+        Returns:
+            A mask of the rows, [...] bool; None if no row has any.
+        """
         return None if self._are_inside(values) else self._rows_outside(values)
 
     def rows_with_nan(self, values: Array) -> Array | None:
-        """Which of the rows `values[...]` have NaN; None if no row has."""
+        """Find rows with NaN.
+
+        Args:
+            values: [..., *leaf.shape].
+
+        Returns:
+            A mask of the rows, [...] bool; None if no row has any.
+        """
         if values.dtype.kind != "f" or not has_nan(values):
             return None
         return _rows(np.isnan(values), values.ndim - len(self.leaf.shape))
 
     def suspects(self, values: Array) -> tuple[Array | None, Array | None]:
-        """The rows with NaN, and the rows outside."""
+        """Find both, in fewer passes.
+
+        Args:
+            values: [..., *leaf.shape].
+
+        Returns:
+            The results of rows_with_nan() and rows_outside().
+        """
         if not self._are_inside(values):
             return self.rows_with_nan(values), self._rows_outside(values)
         return None if self._sees_nan else self.rows_with_nan(values), None
 
     def _are_inside(self, values: Array) -> bool:
-        """All numbers of all rows, and none of those that are bounded is NaN."""
+        """Whether all bounded numbers of all rows are inside, and none of them is NaN."""
         if not self._parts or not values.size:
             return True
         flat = values.reshape(-1, self._size)

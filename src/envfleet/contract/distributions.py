@@ -1,4 +1,4 @@
-"""Distributions over actions, as arrays: what a policy may show of itself, and how far two of them are apart."""
+"""Distributions over actions, as arrays: what a policy may show of itself, and the divergence between two of them."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ HIGHEST_LOGIT = 1e30  # inf counts as this: inf - inf says nothing
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """One of K actions. Logits need not be normalised; an action that is masked out has -inf or a very low one."""
+    """One of K actions. Logits need not be normalised; a masked action has -inf or a very low logit."""
 
     kind: ClassVar[str] = "categorical"
     logits: Array  # [B, K]
 
     def arrays(self) -> dict[str, Array]:
-        """By name, each [B, ...]."""
+        """Return the arrays by name, each [B, ...]."""
         return {"logits": self.logits}
 
 
 @dataclass(frozen=True, slots=True)
 class MultiCategorical:
-    """Several choices at once, independent of each other."""
+    """Several independent choices at once."""
 
     kind: ClassVar[str] = "multi_categorical"
     logits: tuple[Array, ...]  # each [B, K of this choice]
 
     def arrays(self) -> dict[str, Array]:
-        """By name, each [B, ...]."""
+        """Return the arrays by name, each [B, ...]."""
         return {f"logits.{index}": each for index, each in enumerate(self.logits)}
 
 
 @dataclass(frozen=True, slots=True)
 class Bernoulli:
-    """D switches, independent of each other."""
+    """D independent switches."""
 
     kind: ClassVar[str] = "bernoulli"
     logits: Array  # [B, D], of "on"
 
     def arrays(self) -> dict[str, Array]:
-        """By name, each [B, ...]."""
+        """Return the arrays by name, each [B, ...]."""
         return {"logits": self.logits}
 
 
 @dataclass(frozen=True, slots=True)
 class Gaussian:
-    """D numbers, independent of each other.
+    """D independent numbers.
 
-    A squashed Gaussian (tanh, scaled to the action's bounds) is told by the Gaussian under it: what is one to one
-    does not change a divergence.
+    A squashed Gaussian (tanh, scaled to the bounds of the action) is given as the Gaussian before the squashing: a
+    one-to-one function does not change a divergence.
     """
 
     kind: ClassVar[str] = "gaussian"
@@ -63,7 +63,7 @@ class Gaussian:
     log_std: Array  # [B, D]
 
     def arrays(self) -> dict[str, Array]:
-        """By name, each [B, ...]."""
+        """Return the arrays by name, each [B, ...]."""
         return {"mean": self.mean, "log_std": self.log_std}
 
 
@@ -71,7 +71,18 @@ Distribution = Categorical | MultiCategorical | Bernoulli | Gaussian
 
 
 def from_arrays(kind: str, arrays: Mapping[str, Array]) -> Distribution:
-    """The opposite of `.kind` and `.arrays()`. Raises UsageError for what is none of them."""
+    """Build a distribution from its kind and arrays.
+
+    Args:
+        kind: `.kind` of the distribution.
+        arrays: what `.arrays()` returned.
+
+    Returns:
+        The distribution.
+
+    Raises:
+        UsageError: no distribution of this kind consists of these arrays.
+    """
     names = set(arrays)
     if kind == Categorical.kind and names == {"logits"}:
         return Categorical(arrays["logits"])
@@ -85,7 +96,18 @@ def from_arrays(kind: str, arrays: Mapping[str, Array]) -> Distribution:
 
 
 def kl(p: Distribution, q: Distribution) -> Array:
-    """[B] KL(p || q), exactly, in float64. Inf where q rules out what p may do."""
+    """Compute KL(p || q) of each row exactly, in float64.
+
+    Args:
+        p: a distribution for B rows.
+        q: another of the same kind and shape.
+
+    Returns:
+        [B] float64; inf where q excludes an action that p may choose.
+
+    Raises:
+        UsageError: kinds or shapes differ.
+    """
     if isinstance(p, Gaussian) and isinstance(q, Gaussian):
         _require_same_shape(p.mean, q.mean)
         return _gaussian_kl(*(np.asarray(each, np.float64) for each in (p.mean, p.log_std, q.mean, q.log_std)))
@@ -102,7 +124,15 @@ def kl(p: Distribution, q: Distribution) -> Array:
 
 
 def k3(log_probs: Array, other_log_probs: Array) -> Array:
-    """[B] estimates of KL(p || q) from actions drawn from p, by their log-probs under p and under q. Never negative."""
+    """Estimate KL(p || q) of each row from one action drawn from p.
+
+    Args:
+        log_probs: [B] log-probs of the actions under p.
+        other_log_probs: [B] log-probs of the same actions under q.
+
+    Returns:
+        [B] float64, never negative.
+    """
     log_ratio = np.asarray(other_log_probs, np.float64) - np.asarray(log_probs, np.float64)
     return np.asarray(np.expm1(log_ratio) - log_ratio)
 

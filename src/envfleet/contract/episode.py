@@ -22,7 +22,7 @@ class Env(Protocol):
         """Take one step."""
 
     def close(self) -> None:
-        """Release what the env holds."""
+        """Release the resources of the env."""
 
 
 class Autoreset(enum.Enum):
@@ -34,7 +34,7 @@ class Autoreset(enum.Enum):
 
 
 class Transition(NamedTuple):
-    """What one env gives back for one task."""
+    """What one env returns for one task."""
 
     obs: Any
     reward: float
@@ -65,7 +65,18 @@ class Episode:
     check_obs: Callable[[Any], None] = _any_obs  # raises for an observation that cannot be used
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Transition:
-        """Start an episode, whatever state the last one is in."""
+        """Start an episode, whatever state the last one is in.
+
+        Args:
+            seed: passed to the env; None: `next_seed`.
+            options: passed to the env.
+
+        Returns:
+            The first observation, with reward 0.
+
+        Raises:
+            WrongResult: the env returned something else than (obs, info).
+        """
         if seed is None:
             seed = self.next_seed
         obs, info = reset_result(self.env.reset(seed=seed, options=options))
@@ -76,7 +87,18 @@ class Episode:
         return Transition(obs, 0.0, False, False, info)
 
     def step(self, action: Any) -> Transition:
-        """Take one step, or do what the autoreset mode says after the last one."""
+        """Take one step, or do what the autoreset mode says after an episode's last step.
+
+        Args:
+            action: passed to the env.
+
+        Returns:
+            The result. With same-step autoreset the last step also has the final observation and info.
+
+        Raises:
+            StepOnEndedEpisode: the episode has ended, and the mode does not reset in the next step.
+            WrongResult: the env returned something that Gymnasium's API or its spaces do not allow.
+        """
         if self.ended:
             if self.autoreset is Autoreset.NEXT_STEP:
                 return self.reset()
@@ -91,11 +113,18 @@ class Episode:
         return self._end(transition) if terminated or truncated else transition
 
     def cut_short(self, info: dict[str, Any]) -> Transition:
-        """End the episode, truncated, at the last observation: its env failed or is lost."""
+        """End the episode as truncated at its last observation, because its env failed or is lost.
+
+        Args:
+            info: of this row.
+
+        Returns:
+            The truncated row.
+        """
         return self._end(Transition(self.last_obs, 0.0, False, True, info))
 
     def repeat(self) -> Transition:
-        """The last observation again, for a batch in which only other envs are reset."""
+        """Return the last observation again, for a batch in which only other envs are reset."""
         return Transition(self.last_obs, 0.0, False, False, {})
 
     def _end(self, last: Transition) -> Transition:

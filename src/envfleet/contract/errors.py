@@ -5,7 +5,7 @@ EnvFleetError
 │   ├── InvalidAction      actions of the wrong shape, dtype or value [gymnasium.error.InvalidAction]
 │   ├── EnvBusy            an env has a result to come, so it cannot take another task
 │   │                      [gymnasium.error.AlreadyPendingCallError]
-│   ├── NothingToReceive   recv() would wait for envs that nobody has sent [gymnasium.error.NoAsyncCallError]
+│   ├── NothingToReceive   recv() would wait for envs that were not sent [gymnasium.error.NoAsyncCallError]
 │   ├── NotReset           step() or send() before the first reset() [gymnasium.error.ResetNeeded]
 │   ├── StepOnEndedEpisode with autoreset disabled: this env must be reset first [gymnasium.error.ResetNeeded]
 │   ├── SpacesDiffer       the envs of one pool do not have the same spaces [RuntimeError]
@@ -48,10 +48,9 @@ class InvalidAction(UsageError, error.InvalidAction):
 
 
 class EnvBusy(UsageError, error.AlreadyPendingCallError):
-    """An env was sent a task while the result of the last one is still to be received."""
+    """An env was sent a task while its last result is still to be received."""
 
     def __init__(self, message: str) -> None:
-        """Gymnasium's attribute `name`, the call that is pending, is always "step"."""
         error.AlreadyPendingCallError.__init__(self, message, "step")
 
 
@@ -59,7 +58,6 @@ class NothingToReceive(UsageError, error.NoAsyncCallError):
     """Fewer envs are in flight than a batch has rows."""
 
     def __init__(self, message: str) -> None:
-        """Gymnasium's attribute `name`, the call that is missing, is always "step"."""
         error.NoAsyncCallError.__init__(self, message, "step")
 
 
@@ -87,6 +85,7 @@ class EnvFailed(EnvFleetError):
 
     Raised by `step()`, `reset()` or `recv()`: `recv()` returns the batch, in which the env's row is truncated.
     Raised by `rollout()` or `step(agent)` of a cluster: the same call returns the rollout; by a stream: `next()` does.
+    The text has the message, seed and last action, then the traceback of the env.
 
     Attributes:
         env_id: Index of the env in its pool.
@@ -104,7 +103,6 @@ class EnvFailed(EnvFleetError):
         seed: int | None = None,
         last_action: Any = None,
     ) -> None:
-        """`message` says what happened; the details are appended to it."""
         super().__init__(message)
         self.env_id = env_id
         self.child_traceback = child_traceback
@@ -112,13 +110,13 @@ class EnvFailed(EnvFleetError):
         self.last_action = last_action
 
     def __str__(self) -> str:
-        """The message, then seed and last action, then the traceback of the env."""
+        """Return the message, seed and last action, then the traceback of the env."""
         text = f"{self.args[0]} (seed: {self.seed}, last action: {text_of(self.last_action)})"
         return f"{text}\n\n{self.child_traceback}" if self.child_traceback else text
 
 
 def text_of(value: Any) -> str:
-    """`str(value)`, or why there is none: an error must not fail where it is shown."""
+    """Return `str(value)`, or why it has none: an error must not fail where it is shown."""
     try:
         return str(value)
     except Exception as error:
@@ -126,15 +124,19 @@ def text_of(value: Any) -> str:
 
 
 class ChildDied(EnvFailed):
-    """The process that ran some envs died. `env_ids` are all whose episodes are lost."""
+    """The process that ran some envs died.
+
+    Attributes:
+        env_id: Index of the env that ran when the process died.
+        env_ids: All envs whose episodes are lost.
+    """
 
     def __init__(self, message: str, *, env_id: int, env_ids: Sequence[int], child_traceback: str = "") -> None:
-        """`env_id` is the env that ran when the process died."""
         super().__init__(message, env_id=env_id, child_traceback=child_traceback)
         self.env_ids = tuple(env_ids)
 
     def __str__(self) -> str:
-        """The message, and the traceback if the process could still tell it."""
+        """Return the message, and the traceback if the process could still send it."""
         return f"{self.args[0]}\n\n{self.child_traceback}" if self.child_traceback else str(self.args[0])
 
 
@@ -151,7 +153,6 @@ class PoolTimeout(EnvFleetError, TimeoutError, multiprocessing.TimeoutError):
     """
 
     def __init__(self, report: str, then: str = "", env_ids: Sequence[int] = ()) -> None:
-        """The message is `report` and, on a line of its own, `then`."""
         super().__init__(f"{report}\n{then}" if then else report)
         self.report = report
         self.then = then

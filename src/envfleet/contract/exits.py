@@ -1,4 +1,4 @@
-"""WorkerExit: with which exit code a worker's process ends, so that whoever started it knows what to do."""
+"""WorkerExit: exit codes of a worker's process, which tell the launcher what to do."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import enum
 
 
 class WorkerExit(enum.IntEnum):
-    """Any other code is a failure, as is death by a signal: such a worker is worth starting again."""
+    """Any other code, or death by a signal, is a failure: restart the worker."""
 
-    DONE = 0  # the head said that it is not needed any more
-    HEAD_GONE = 3  # it lost the head; there may be none any more
-    TOLD_TO_LEAVE = 4  # SIGTERM, or its standard input was closed: whoever sent that knows what follows
-    OUT_OF_TIME = 5  # SIGUSR1: it has finished its order, for its time limit is near
+    DONE = 0  # the head does not need it any more
+    HEAD_GONE = 3  # it lost the connection to the head, which may have ended
+    TOLD_TO_LEAVE = 4  # SIGTERM, or its standard input was closed: the sender decides what follows
+    OUT_OF_TIME = 5  # SIGUSR1: its time limit is near, and it has finished its order

@@ -1,4 +1,4 @@
-"""What reset() and step() of an env may return. Every backend refuses the same results, here."""
+"""Checks of what reset() and step() of an env return. Every backend refuses the same results, here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,21 @@ _NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 
 
 class WrongResult(EnvFleetError):
-    """An env returned what Gymnasium's API or its own spaces do not allow."""
+    """An env returned something that Gymnasium's API or its own spaces do not allow."""
 
 
 def reset_result(result: Any) -> tuple[Any, dict[str, Any]]:
-    """Check (obs, info) of a reset(). The observation has a check of its own: ObservationCheck."""
+    """Check the result of a reset(), except for the observation (see ObservationCheck).
+
+    Args:
+        result: what the env returned.
+
+    Returns:
+        obs and info.
+
+    Raises:
+        WrongResult: it is not (obs, info).
+    """
     try:
         obs, info = result
     except (TypeError, ValueError):
@@ -29,7 +39,17 @@ def reset_result(result: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def step_result(result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """Check (obs, reward, terminated, truncated, info) of a step(); numbers become Python's own."""
+    """Check the result of a step(), except for the observation (see ObservationCheck).
+
+    Args:
+        result: what the env returned.
+
+    Returns:
+        obs, reward, terminated, truncated and info; numbers are Python's own.
+
+    Raises:
+        WrongResult: it is not (obs, reward, terminated, truncated, info), or a part is of the wrong kind.
+    """
     try:
         obs, reward, terminated, truncated, info = result
     except (TypeError, ValueError):
@@ -44,7 +64,17 @@ def step_result(result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
 
 
 def vector_step_result(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """The five results of a vector env's step(), of which only the info is checked here."""
+    """Check that a vector env's step() returned five things, the last of which is an info.
+
+    Args:
+        result: what the vector env returned.
+
+    Returns:
+        obs, rewards, terminated, truncated and info.
+
+    Raises:
+        WrongResult: it is something else.
+    """
     try:
         obs, rewards, terminated, truncated, info = result
     except (TypeError, ValueError):
@@ -58,7 +88,18 @@ def _no_step(result: Any) -> WrongResult:
 
 
 def require_info(info: Any, of: str) -> dict[str, Any]:
-    """The info of `of` as a dictionary."""
+    """Check an info.
+
+    Args:
+        info: what the env returned.
+        of: the call, for the error text.
+
+    Returns:
+        The info as a dict.
+
+    Raises:
+        WrongResult: it is no mapping.
+    """
     if isinstance(info, dict):
         return info
     if isinstance(info, Mapping):
@@ -67,7 +108,19 @@ def require_info(info: Any, of: str) -> dict[str, Any]:
 
 
 def number_rows(values: Any, num_rows: int, name: str) -> Array:
-    """What a vector env returned for all its envs, as an array of `num_rows` numbers."""
+    """Check an array with one number for each env of a vector env.
+
+    Args:
+        values: what the vector env returned.
+        num_rows: number of envs.
+        name: what the error calls it.
+
+    Returns:
+        [num_rows] array.
+
+    Raises:
+        WrongResult: it has another shape, or holds no numbers.
+    """
     array = np.asarray(values)
     if array.shape != (num_rows,) or array.dtype.kind not in "biuf":
         raise WrongResult(f"the {name} of its step() must be an array of {num_rows} numbers; got {described(values)}")
@@ -75,14 +128,16 @@ def number_rows(values: Any, num_rows: int, name: str) -> Array:
 
 
 class ObservationCheck:
-    """Raises WrongResult for an observation that its space cannot hold: of another form, shape, or kind of number.
+    """Refuses observations that their space cannot hold: of another form, shape, or kind of number.
 
     A dtype that differs from the space's is cast if NumPy calls that "same_kind" (float64 to float32, int to float), as
     Gymnasium's vector envs do. Python's own integers have no dtype: they are accepted if they are in its range.
+
+    Attributes:
+        check: takes the observation of one env; raises WrongResult.
     """
 
     def __init__(self, tree: SpaceTree) -> None:
-        """For observations of the space `tree`."""
         self._tree = tree
         # Check the observation of one env: a plain function, since it is called in every step.
         self.check: Callable[[Any], None] = _array_check(tree.leaves[0]) if tree.is_one_array else self._check_tree
@@ -93,7 +148,18 @@ class ObservationCheck:
                 _require_leaf(value, leaf)
 
     def batch(self, obs: Any, num_rows: int) -> Any:
-        """The observations of `num_rows` envs that came together, with the dtypes of their space."""
+        """Check the observations of a vector env.
+
+        Args:
+            obs: of `num_rows` envs together.
+            num_rows: number of envs.
+
+        Returns:
+            The observations in the dtypes of their space.
+
+        Raises:
+            WrongResult: the space cannot hold them.
+        """
         leaves = []
         for leaf, value in zip(self._tree.leaves, self._flat(obs), strict=True):
             if leaf.dtype is None:
@@ -163,7 +229,7 @@ def _refused(leaf: Leaf, shape: tuple[int, ...], got: str) -> WrongResult:
 
 
 def described(value: Any) -> str:
-    """What came, in a few words: the value may be large, and its repr() may raise."""
+    """Describe a value in a few words for an error text: the value may be large, and its repr() may raise."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     if isinstance(value, tuple | list):
@@ -186,7 +252,7 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _one_number(value: Any) -> SupportsFloat:
-    """Of an array of any library, which raises if it has several numbers."""
+    """Return the number in an array of any library; raise if there are several."""
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, SupportsFloat):
         raise TypeError

@@ -1,7 +1,7 @@
 """Advantages and targets from rollouts: GAE, and V-trace for data that is older than the policy. Pure NumPy.
 
-T steps of N envs, time first. Where an episode ends, its return is not continued by the next episode's; where it was
-only cut off (truncated, not terminated), the value of its final observation stands for the rest.
+T steps of N envs, time first. A return never continues into the next episode. Where an episode was truncated, the
+value of its final observation stands for the rest of it; where it was terminated, nothing does.
 """
 
 from __future__ import annotations
@@ -30,17 +30,34 @@ class Vtrace(NamedTuple):
 
 
 def gae(
-    rewards: Array,  # [T, N]
-    values: Array,  # [T, N] of the observation before each step
-    next_values: Array,  # [N] of the observation after the last step
-    terminated: Array,  # [T, N] bool
-    truncated: Array,  # [T, N] bool
-    final_values: Array,  # [T, N] of the final observation, where an episode ended; elsewhere ignored
+    rewards: Array,
+    values: Array,
+    next_values: Array,
+    terminated: Array,
+    truncated: Array,
+    final_values: Array,
     *,
     gamma: float = 0.99,
     lam: float = 0.95,
 ) -> Gae:
-    """Generalized advantage estimation (Schulman et al., 2016)."""
+    """Compute generalized advantage estimates (Schulman et al., 2016).
+
+    Args:
+        rewards: [T, N].
+        values: [T, N] of the observation before each step.
+        next_values: [N] of the observation after the last step.
+        terminated: [T, N] bool.
+        truncated: [T, N] bool.
+        final_values: [T, N] of the final observation where an episode ended; ignored elsewhere.
+        gamma: discount.
+        lam: 0: one-step advantages; 1: whole returns.
+
+    Returns:
+        Advantages and returns, each [T, N] float64.
+
+    Raises:
+        UsageError: shapes differ, or T is 0.
+    """
     following, ended = _following_values(rewards, values, next_values, terminated, truncated, final_values)
     deltas = rewards + gamma * following - values
     advantages = np.empty_like(deltas)
@@ -52,7 +69,19 @@ def gae(
 
 
 def gae_of(rollout: Rollout, *, gamma: float = 0.99, lam: float = 0.95) -> Gae:
-    """gae() of a rollout, with the values that the policy gave when it acted."""
+    """Compute gae() of a rollout, with the values that the policy gave when it acted.
+
+    Args:
+        rollout: with arrays of NumPy.
+        gamma: discount.
+        lam: as for gae().
+
+    Returns:
+        Advantages and returns, each [T, N] float64.
+
+    Raises:
+        UsageError: the rollout has no values.
+    """
     values, next_values, final_values = rollout.extras.get("values"), rollout.next_values, rollout.final_values
     if values is None or next_values is None or final_values is None:
         raise UsageError(
@@ -64,21 +93,42 @@ def gae_of(rollout: Rollout, *, gamma: float = 0.99, lam: float = 0.95) -> Gae:
 
 
 def vtrace(
-    behaviour_log_probs: Array,  # [T, N] of the actions, by the policy that took them
-    target_log_probs: Array,  # [T, N] of the same actions, by the learner's policy
-    rewards: Array,  # [T, N]
-    values: Array,  # [T, N] by the learner
-    next_values: Array,  # [N]
-    terminated: Array,  # [T, N] bool
-    truncated: Array,  # [T, N] bool
-    final_values: Array,  # [T, N], as for gae()
+    behaviour_log_probs: Array,
+    target_log_probs: Array,
+    rewards: Array,
+    values: Array,
+    next_values: Array,
+    terminated: Array,
+    truncated: Array,
+    final_values: Array,
     *,
     gamma: float = 0.99,
     lam: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
 ) -> Vtrace:
-    """V-trace: how to learn from the actions of an older policy."""
+    """Compute V-trace targets, to learn from the actions of an older policy (Espeholt et al., 2018).
+
+    Args:
+        behaviour_log_probs: [T, N] of the actions, by the policy that took them.
+        target_log_probs: [T, N] of the same actions, by the learner's policy.
+        rewards: [T, N].
+        values: [T, N] by the learner.
+        next_values: [N] by the learner.
+        terminated: [T, N] bool.
+        truncated: [T, N] bool.
+        final_values: [T, N] of the final observation where an episode ended; ignored elsewhere.
+        gamma: discount.
+        lam: 1: IMPALA's own; less trusts values more.
+        max_rho: limit of the importance weights of the advantages.
+        max_c: limit of the importance weights of the traces.
+
+    Returns:
+        Targets of the values and advantages for the policy gradient, each [T, N] float64.
+
+    Raises:
+        UsageError: shapes differ, or T is 0.
+    """
     _require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
     following, ended = _following_values(rewards, values, next_values, terminated, truncated, final_values)
     with np.errstate(over="ignore"):  # a ratio of infinity is clipped like any other

@@ -18,7 +18,7 @@ ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiB
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array of a space's values, or, for spaces that are no arrays (Text, Graph, ...), one object."""
+    """One array of a space's values or, for spaces whose values are no arrays (Text, Graph, ...), one object."""
 
     path: tuple[str | int, ...]  # keys that lead to it; () if the space itself is the leaf
     space: spaces.Space[Any]
@@ -26,18 +26,17 @@ class Leaf:
     dtype: np.dtype[Any] | None  # None: an object
 
     def name_in(self, root: str) -> str:
-        """How the leaf is written in messages: `obs['camera'][0]`."""
+        """Return how error texts write the leaf: `obs['camera'][0]`."""
         return root + "".join(f"[{key!r}]" for key in self.path)
 
 
 class SpaceTree:
-    """A space as leaves. Dict and Tuple spaces are trees; everything else is a leaf.
+    """A space as leaves, in the order of its keys. Dict and Tuple spaces are trees; everything else is a leaf.
 
     The same tree serves one env's value and a batch of them: a batch of a Dict is a Dict of batches.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        """Find the leaves of `space`, in the order of its keys."""
         self.space = space
         self.leaves: tuple[Leaf, ...] = tuple(_leaves(space, ()))
         self.is_one_array = len(self.leaves) == 1 and not self.leaves[0].path and self.leaves[0].dtype is not None
@@ -45,7 +44,17 @@ class SpaceTree:
         self.object_leaves: tuple[int, ...] = tuple(i for i, leaf in enumerate(self.leaves) if leaf.dtype is None)
 
     def flatten(self, value: Any) -> list[Any]:
-        """The leaves' values, in order. Raises KeyError, IndexError or TypeError if `value` has another form."""
+        """Return the values of the leaves, in order.
+
+        Args:
+            value: in the form of the space.
+
+        Returns:
+            A list with one value for each leaf.
+
+        Raises:
+            KeyError, IndexError, TypeError: `value` has another form.
+        """
         values = []
         for leaf in self.leaves:
             leaf_value = value
@@ -55,7 +64,14 @@ class SpaceTree:
         return values
 
     def unflatten(self, leaf_values: Sequence[Any]) -> Any:
-        """The inverse of `flatten`."""
+        """Build a value from those of its leaves: the opposite of flatten().
+
+        Args:
+            leaf_values: one for each leaf, in order.
+
+        Returns:
+            The value in the form of the space.
+        """
         return _unflatten(self.space, iter(leaf_values))
 
     def each_row(self, batch: Any, rows: Iterable[int]) -> list[Any]:
@@ -73,13 +89,32 @@ class SpaceTree:
         )
 
     def empty(self, make_array: Callable[[tuple[int, ...], np.dtype[Any]], Any]) -> Any:
-        """A value with arrays from `make_array(shape, dtype)` and None for objects."""
+        """Build a value of new arrays.
+
+        Args:
+            make_array: called as make_array(shape, dtype) for each leaf that is an array.
+
+        Returns:
+            The value; None stands for objects.
+        """
         return self.unflatten(
             [None if leaf.dtype is None else make_array(leaf.shape, leaf.dtype) for leaf in self.leaves]
         )
 
     def require_batch(self, value: Any, num_rows: int, name: str) -> list[Any]:
-        """The leaves of a batch given by a user, as arrays of the right dtype; InvalidAction says what is wrong."""
+        """Check a batch that the user gave.
+
+        Args:
+            value: in the form of the space, with a row for each env.
+            num_rows: number of envs.
+            name: what the error calls the batch.
+
+        Returns:
+            The values of the leaves; arrays may still have another dtype that converts safely.
+
+        Raises:
+            InvalidAction: form, shape or dtype is wrong, or a Box has NaN.
+        """
         if self.is_one_array:
             return [_require_array(value, self.leaves[0], num_rows, name)]
         try:
@@ -97,7 +132,17 @@ class SpaceTree:
         ]
 
     def refuse_value(self, leaf: int, row: int, value: Any, name: str) -> NoReturn:
-        """Raise InvalidAction for a value that the space of this leaf does not have."""
+        """Raise the error for a value that is outside the space of a leaf.
+
+        Args:
+            leaf: index of the leaf.
+            row: row of the batch.
+            value: the wrong one.
+            name: what the error calls the batch.
+
+        Raises:
+            InvalidAction: always.
+        """
         refused = self.leaves[leaf]
         raise InvalidAction(f"{refused.name_in(name)}, row {row}: {refused.space} has no value {value}")
 
@@ -138,7 +183,7 @@ def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> Array:
 
 
 def has_nan(array: Array) -> bool:
-    """Whether an array of floats holds NaN."""
+    """Return whether an array of floats holds NaN."""
     if array.dtype.char in "fd" and array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
         return core.has_nan(array)
     return bool(np.isnan(array).any())

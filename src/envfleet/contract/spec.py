@@ -1,4 +1,4 @@
-"""EnvSpec: how to build an environment. EnvTraits: what is known of it once it was built."""
+"""EnvSpec: how to build an environment. EnvTraits: what is known of it once it is built."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from envfleet.contract.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """How to build one env: a Gymnasium id, or a factory by its import path. Plain values only, so that it
-    can travel to another machine without pickling code.
+    """How to build one env: a Gymnasium id, or a factory by its import path.
+
+    It has plain values only, so that it can travel to another machine without pickling code.
     """
 
     id: str | None = None  # "LunarLander-v3"
@@ -25,7 +26,7 @@ class EnvSpec:
     render_mode: str | None = None
 
     def __post_init__(self) -> None:
-        """Exactly one of `id` and `factory` is given."""
+        """Check that exactly one of `id` and `factory` is given."""
         if (self.id is None) == (self.factory is None):
             raise UsageError(f"EnvSpec takes either id= or factory=; got id={self.id!r}, factory={self.factory!r}")
         if self.factory is not None and self.factory.count(":") != 1:
@@ -34,7 +35,7 @@ class EnvSpec:
 
 @dataclass(frozen=True, slots=True)
 class EnvTraits:
-    """What is known of an env once it was built."""
+    """What is known of an env once it is built."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]

@@ -1,4 +1,4 @@
-"""EnvState: one native env, saved. Plain values, so that it can be pickled and restored elsewhere."""
+"""EnvState: the saved state of one native env, in plain values: it can be pickled, and restored elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunStats: counters of a cluster that anybody may read."""
+"""RunStats: counters of a cluster."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """What one worker has done so far. Bytes are counted at the head, arrays and headers."""
+    """What one worker has done so far. The head counts the bytes of arrays and headers."""
 
     worker: int
     stage: str  # "starting", "present", "lost", "given up"
     host: str
     pid: int | None
     num_steps: int  # env steps that the head accepted
-    steps_per_s: float  # while it was collecting or stepping: of its last ten answers
+    steps_per_s: float  # over its last ten answers, counting only the time in which it collected or stepped
     version: int  # of the policy in its last rollout
     lag: int
-    divergence: float | None  # as last measured, for the worker to decide by; None: not measured
+    divergence: float | None  # the last one that was measured; None: not measured
     num_rollouts: int
     num_pulls: int
-    code_bytes: int  # of the policy's code; a pickled module brings its first weights
+    code_bytes: int  # of the policy's code, with the first weights of a pickled module
     weight_bytes: int
     rollout_bytes: int
-    announcement_bytes: int  # also the orders to collect: they tell of new versions
+    announcement_bytes: int  # with the orders to collect, which announce new versions too
     num_restarts: int
-    problem: str  # the last one
-    resent_bytes: int = 0  # sent more than once, in either direction: what a dying connection took with it
+    problem: str  # the last one; empty: none
+    resent_bytes: int = 0  # sent more than once in either direction, because a connection was lost
     num_nan_rows: int = 0  # env steps and resets with NaN in the observation or the reward
     num_out_of_bounds_rows: int = 0  # env steps and resets whose observation is outside the observation space
 
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """A cluster at one moment."""
+    """The counters of a cluster at one moment."""
 
     workers: tuple[WorkerStats, ...]
     version: int  # of the newest policy
     num_refused: Mapping[str, int]  # messages that were dropped, by reason
-    num_measurements: int = 0  # of the workers' divergences, all workers' at once
-    measure_s: float = 0.0  # of the learner's time that they took
+    num_measurements: int = 0  # of divergences; one measures all workers
+    measure_s: float = 0.0  # seconds of the learner's time that the measurements took
 
     @property
     def num_steps(self) -> int:
-        """Env steps that the head accepted."""
+        """Env steps that the head has accepted."""
         return sum(each.num_steps for each in self.workers)
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The counters in one line."""
         present = sum(each.stage == "present" for each in self.workers)
         weights, rollouts = (
             sum(each.weight_bytes for each in self.workers),
@@ -71,7 +71,7 @@ class RunStats:
         )
 
     def __str__(self) -> str:
-        """The summary."""
+        """Return the summary."""
         return self.summary
 
 

@@ -91,7 +91,7 @@ def code_of(agent: Any) -> PolicyCode:
     except Exception as error:  # whatever the user's own __reduce__ or __getstate__ may raise
         raise UsageError(
             f"this agent ({_described(agent)}) cannot be pickled for the workers: {type(error).__name__}: {error}. "
-            f"Keep what cannot travel (files, loggers, envs, locks) out of it, or hand over a PolicySpec"
+            f"Keep what cannot travel (files, loggers, envs, locks) out of it, or pass a PolicySpec"
         ) from error
     return PolicyCode(pickled=pickled.getvalue())
 
@@ -181,12 +181,12 @@ def _built(factory: str, kwargs: Mapping[str, Any]) -> Policy:
 
 
 def _is_torch_module(agent: Any) -> bool:
-    torch = sys.modules.get("torch")  # who has a module has imported torch
+    torch = sys.modules.get("torch")  # a caller that has a module has imported torch
     return torch is not None and hasattr(torch, "nn") and isinstance(agent, torch.nn.Module)
 
 
 def _is_function_pair(agent: Any) -> bool:
-    """A pair of torch modules (actor and critic, say) is none: they do not take arrays."""
+    """A pair of torch modules, such as actor and critic, is none: they do not take arrays."""
     if not isinstance(agent, tuple) or len(agent) != 2:
         return False
     return all(callable(each) and not _is_torch_module(each) for each in agent)

@@ -38,8 +38,8 @@ class PolicySpec:
             raise UsageError(f"factory must read 'package.module:name'; got {self.factory!r}")
         if module == "__main__":
             raise UsageError(
-                f"workers cannot import {self.factory!r}, their __main__ is another: move it to a module of its own, "
-                f"or hand over the agent itself"
+                f"workers cannot import {self.factory!r}, because their __main__ is another module: move it "
+                f"to a file of its own, or pass the agent itself"
             )
         if not isinstance(self.kwargs, Mapping):
             raise UsageError(f"kwargs must be a mapping of names to plain values; got {type(self.kwargs).__name__}")

@@ -68,7 +68,7 @@ def require_weights(given: Mapping[str, Array], own_shapes: Mapping[str, tuple[i
     ]:
         wrong.append(f"of another shape: {_listed(misshaped)}")
     if wrong:
-        raise UsageError(f"these weights are not this policy's; {'; '.join(wrong)}")
+        raise UsageError(f"the weights do not fit this policy; {'; '.join(wrong)}")
 
 
 def joined(**parts: Mapping[str, Array]) -> dict[str, Array]:

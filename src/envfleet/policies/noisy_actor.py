@@ -15,8 +15,8 @@ from envfleet.contract.policy import Acted
 from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 
-# Without noise two actors would be infinitely far apart: log-probs and distributions are told as if it were at least
-# this share of half the range of actions (or this itself, where they have no bounds).
+# Without noise two actors would be infinitely far apart: log-probs and distributions are computed as if
+# the noise were at least this share of half the range of actions (or this number, where they have no bounds).
 STD_FLOOR = 1e-3
 
 
@@ -130,7 +130,7 @@ class GaussianNoise:
         """
         with self._torch.no_grad():
             mean = self._mean(obs)
-        log_std = np.broadcast_to(np.log(self._told_std()), mean.shape).astype(np.float32)
+        log_std = np.broadcast_to(np.log(self._floored_std()), mean.shape).astype(np.float32)
         return Gaussian(mean.reshape(len(mean), -1), log_std.reshape(len(mean), -1))
 
     def get_weights(self) -> dict[str, Array]:
@@ -161,11 +161,11 @@ class GaussianNoise:
             raise UsageError(f"actor(obs) must be [{num_rows_of(obs)}, ...] actions; got {mean.shape}")
         return mean
 
-    def _told_std(self) -> Array:
+    def _floored_std(self) -> Array:
         return np.maximum(self._std, self._std_floor)
 
     def _log_probs(self, mean: Array, actions: Array) -> Array:
-        std = self._told_std()
+        std = self._floored_std()
         each = -0.5 * ((actions.astype(np.float64) - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
         return np.asarray(each.reshape(len(mean), -1).sum(-1), np.float32)
 

@@ -40,7 +40,7 @@ class RunningMoments:
             return
         mean, var = rows.mean(0, dtype=np.float64), rows.var(0, dtype=np.float64)
         if not np.isfinite(mean).all():
-            raise UsageError("values that are not finite cannot be normalised: their mean would stay so for ever")
+            raise UsageError("values that are not finite cannot be normalised: the mean would never be finite again")
         total, delta = self.count + len(rows), mean - self.mean
         self.var = (self.count * self.var + len(rows) * var + delta**2 * (self.count * len(rows) / total)) / total
         self.mean = self.mean + delta * (len(rows) / total)

@@ -16,10 +16,10 @@ from envfleet.policies.checks import joined, num_rows_of, require_weights, split
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 
 # With epsilon = 0 all but one action would have probability 0, and two such policies an infinite divergence: their
-# probabilities are told as if each action had at least this one. With more than 100 actions it is less, 0.1 in all.
+# probabilities are computed with at least this one for each action; with more than 100 actions it is less, 0.1 in all.
 PROBABILITY_FLOOR = 1e-3
 
-# Closer to 1, float32 cannot tell any more of what it is the tanh: actions keep this far from the bounds.
+# Closer to 1, float32 is too coarse to invert tanh: actions keep this distance from the bounds.
 SQUASHED_LIMIT = 1 - 1e-6
 
 
@@ -131,7 +131,7 @@ class EpsilonGreedy:
             q_values = self._q_values(obs)
             best = q_values.argmax(1).cpu().numpy()
         num_rows, num_actions = q_values.shape
-        of_best, of_others = self._told_log_probs(num_actions)
+        of_best, of_others = self._floored_log_probs(num_actions)
         logits = np.full((num_rows, num_actions), of_others, np.float32)
         logits[np.arange(num_rows), best] = of_best
         return Categorical(logits)
@@ -167,14 +167,14 @@ class EpsilonGreedy:
         return q_values
 
     def _log_probs(self, best: Any, chosen: Any, num_actions: int) -> Array:
-        of_best, of_others = self._told_log_probs(num_actions)
+        of_best, of_others = self._floored_log_probs(num_actions)
         log_probs: Array = self._torch.where(best == chosen, of_best, of_others).float().numpy()
         return log_probs
 
-    def _told_log_probs(self, num_actions: int) -> tuple[float, float]:
-        told_epsilon = max(self._epsilon, min(PROBABILITY_FLOOR * num_actions, 0.1))
-        of_others = told_epsilon / num_actions
-        return math.log(1 - told_epsilon + of_others), math.log(of_others)
+    def _floored_log_probs(self, num_actions: int) -> tuple[float, float]:
+        floored_epsilon = max(self._epsilon, min(PROBABILITY_FLOOR * num_actions, 0.1))
+        of_others = floored_epsilon / num_actions
+        return math.log(1 - floored_epsilon + of_others), math.log(of_others)
 
 
 class SquashedGaussian:
@@ -320,5 +320,5 @@ def _epsilon_greedy(q_network: Any, epsilon: float, start: int) -> EpsilonGreedy
 
 def _checked_epsilon(epsilon: Any) -> float:
     if not 0 <= epsilon <= 1:
-        raise UsageError(f"epsilon is a probability, from 0 to 1; got {epsilon}")
+        raise UsageError(f"epsilon must be a probability, from 0 to 1; got {epsilon}")
     return float(epsilon)

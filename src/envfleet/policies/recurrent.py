@@ -45,7 +45,7 @@ class RecurrentTorchPolicy:
         self._torch = self._border.torch
         self.module: Any = self._border.module
         if not is_recurrent(self.module):
-            raise UsageError(f"a recurrent policy has {FORM}; {type(self.module).__name__} has not")
+            raise UsageError(f"a recurrent module must have {FORM}; {type(self.module).__name__} has not")
         first = self._first_state(1)
         self._is_tuple = isinstance(first, tuple)
         self._names = _names(len(first) if self._is_tuple else 1)
@@ -197,7 +197,7 @@ class RecurrentTorchPolicy:
     def _remembered(self, state: State | None, num_rows: int) -> tuple[Any, Any]:
         """`lstm_state` and `done` as the module takes them."""
         if state is None:
-            raise UsageError("this policy remembers: pass state=, which initial_state(num_rows) and act() give")
+            raise UsageError("this policy is recurrent: pass state=, which initial_state(num_rows) and act() return")
         if sorted(state) != sorted(self._names):
             raise UsageError(f"this policy's state has {', '.join(self._names)}; got {', '.join(state) or 'nothing'}")
         for name, array in state.items():

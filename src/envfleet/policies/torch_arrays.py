@@ -89,9 +89,9 @@ def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
     arrays = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise UsageError(f"{name!r} is {type(tensor).__name__}; weights are tensors: the workers get nothing else")
+            raise UsageError(f"weights must be tensors; {name!r} is {type(tensor).__name__}")
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-            raise UsageError(f"{name!r} has no shape yet: call the module once before you hand it over")
+            raise UsageError(f"{name!r} has no shape yet: call the module once before you pass it on")
         tensor = tensor.detach().cpu()
         if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
             tensor = tensor.float()

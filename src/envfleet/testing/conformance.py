@@ -35,7 +35,14 @@ from envfleet.testing.wrong_results import wrong_results_are_failures_of_the_env
 
 
 def check_pool(make: Make) -> None:
-    """Run all checks in all autoreset modes, on a pool of Python envs."""
+    """Run all checks in all autoreset modes, on a pool of Python envs.
+
+    Args:
+        make: called like `envfleet.make`; returns a pool.
+
+    Raises:
+        AssertionError: the pool does something else than the contract says.
+    """
     for check in CHECKS + PYTHON_ENV_CHECKS:
         for mode in Autoreset:
             check(make, mode)
@@ -54,7 +61,7 @@ def explicit_reset_does_not_swallow_the_next_step(make: Make, mode: Autoreset) -
 
 
 def is_a_vector_env(make: Make, mode: Autoreset) -> None:
-    """The attributes that Gymnasium promises."""
+    """The pool has the attributes that Gymnasium promises."""
     with make(ScriptedEnv, 3, autoreset_mode=mode) as pool:
         single = ScriptedEnv()
         assert pool.autoreset_mode is AutoresetMode(mode.value)
@@ -73,7 +80,7 @@ def is_a_vector_env(make: Make, mode: Autoreset) -> None:
 
 
 def autoreset_follows_its_mode(make: Make, mode: Autoreset) -> None:
-    """What the step that ends an episode returns, and the one after it."""
+    """The step that ends an episode, and the one after it, return what the mode says."""
     with make(ScriptedEnv, 2, autoreset_mode=mode) as pool:
         pool.reset(seed=3)
         pool.step(acts(Act.GO_ON, Act.GO_ON))

@@ -33,12 +33,13 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
     """Each action says what happens. Observations tell everything that a test wants to know:
 
     [a number drawn at the reset, steps in this episode, episodes since the last seeded reset, last action]
+
+    `name` can be read with get_attr.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012 - as Gymnasium declares it
 
     def __init__(self, name: str = "env", sleep_s: float = 0.2, render_mode: str | None = None) -> None:
-        """`name` can be read with get_attr."""
         self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
         self.action_space = spaces.Discrete(len(Act))
         self.render_mode = render_mode
@@ -60,7 +61,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         return self._state, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Do what the action says."""
+        """Take one step: `action` is an Act, which says what happens."""
         act = Act(int(action))
         if act is Act.RAISE:
             raise ValueError("told to fail in step")
@@ -83,15 +84,15 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         return obs, float(self._state[1]) + 0.1, terminated, truncated, info
 
     def render(self) -> Any:
-        """A frame that shows the step."""
+        """Return a frame whose pixels are the number of the step."""
         return np.full((2, 2, 3), int(self._state[1]), dtype=np.uint8)
 
     def double(self, number: int) -> int:
-        """Something to call."""
+        """Return twice the number, for tests of call()."""
         return 2 * number
 
     def close(self) -> None:
-        """Count."""
+        """Count the calls in `num_closed`."""
         self.num_closed += 1
 
 
@@ -99,7 +100,6 @@ class BoxActionEnv(gymnasium.Env[Any, Any]):
     """Continuous actions, which it keeps and gives back one step later."""
 
     def __init__(self, dtype: str = "float32") -> None:
-        """Actions and observations are of `dtype`."""
         self.action_space = spaces.Box(-1, 1, (3,), np.dtype(dtype).type)
         self.observation_space = spaces.Box(-10, 10, (3,), np.dtype(dtype).type)
         self._kept = np.zeros(3, dtype)
@@ -120,7 +120,6 @@ class TreeEnv(gymnasium.Env[Any, Any]):
     """Nested observations and actions of every kind; it returns the action it got as part of the observation."""
 
     def __init__(self) -> None:
-        """Build the spaces."""
         self.action_space = spaces.Dict(
             {
                 "move": spaces.Box(-1, 1, (2,), np.float32),

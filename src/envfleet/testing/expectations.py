@@ -18,12 +18,23 @@ STEP, EPISODE, LAST_ACT = 1, 2, 3  # columns of ScriptedEnv's observation
 
 
 def acts(*actions: Act) -> Array:
-    """Actions for ScriptedEnv."""
+    """Return actions for ScriptedEnv."""
     return np.array(actions, dtype=np.int64)
 
 
 def expect(kind: type[Exception], call: Callable[[], Any]) -> Exception:
-    """`call` must raise `kind`; returns the exception."""
+    """Check that a call raises.
+
+    Args:
+        kind: of the exception.
+        call: takes no arguments.
+
+    Returns:
+        The exception.
+
+    Raises:
+        AssertionError: it did not raise.
+    """
     try:
         call()
     except kind as error:

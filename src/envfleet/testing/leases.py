@@ -1,4 +1,4 @@
-"""Returned arrays are leases: never overwritten while anybody holds them, reused when nobody does."""
+"""Returned arrays are leases: they are never overwritten while they are held, and reused when nobody holds them."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ NUM_SAMPLES = 1000  # for each of NUM_ROWS observations, where a mean is compare
 class PolicyCase:
     """An agent, and what the suite must know of it."""
 
-    agent: Any  # whatever a cluster takes
+    agent: Any  # what a cluster accepts as an agent
     observation_space: spaces.Space[Any]  # of one env
     action_space: spaces.Space[Any]
-    is_squashed: bool = False  # its distribution is the one under a squashing: it does not give the actions' log-probs
+    is_squashed: bool = False  # its distribution is that before a squashing: it does not give the actions' log-probs
     make_obs: Callable[[int], Any] | None = None  # B observations; None: sampled from the space
-    constants: tuple[str, ...] = ("action_scale", "action_bias")  # how weights that no learner changes end
+    constants: tuple[str, ...] = ("action_scale", "action_bias")  # endings of names of weights that never change
 
     def obs(self, num_rows: int = NUM_ROWS) -> Any:
         """B observations, the same ones each time, which cannot be written."""
@@ -60,7 +60,19 @@ def check_policy(
     make_obs: Callable[[int], Any] | None = None,
     constants: tuple[str, ...] = ("action_scale", "action_bias"),
 ) -> None:
-    """Run all checks on an agent; an AssertionError, or the agent's own error, says what is wrong with it."""
+    """Run all checks on an agent.
+
+    Args:
+        agent: what a cluster accepts as an agent.
+        observation_space: of one env.
+        action_space: of one env.
+        is_squashed: whether the distribution is that before a squashing, and does not give the actions' log-probs.
+        make_obs: `make_obs(num_rows)` returns observations; None: samples of the space.
+        constants: endings of the names of weights that no learner changes.
+
+    Raises:
+        AssertionError: the agent does something else than the contract says. Errors of the agent are passed on.
+    """
     case = PolicyCase(agent, observation_space, action_space, is_squashed, make_obs, constants)
     for check in POLICY_CHECKS:
         check(case)

@@ -52,7 +52,6 @@ class WrongResultEnv(gymnasium.Env[Any, Any]):
     """Action k gives the k-th of WRONG_STEPS; observations of right results count the steps."""
 
     def __init__(self) -> None:
-        """Build the spaces."""
         self.observation_space = spaces.Box(0, 255, (3,), np.uint8)
         self.action_space = spaces.Discrete(len(WRONG_STEPS) + 1)
         self._num_steps = 0
