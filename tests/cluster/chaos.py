@@ -38,6 +38,7 @@ from zero_copy import start_thread_of_pyzmq
 import envfleet
 from cluster_envs import Agent, CountingEnv
 from envfleet.launchers.local import Local
+from envfleet.testing.cluster_arguments import cluster_arguments
 from waiting import wait_until
 
 TIMINGS = {"heartbeat_s": 0.2, "silence_s": 3.0, "reconnect_s": 2.0, "resend_s": 0.5}
@@ -269,7 +270,7 @@ def _learn(seconds, seed, over):
     settings = {"backend": "serial", "max_worker_restarts": 1000, "timeout_s": setup.longest_pause_s}
     settings["on_env_error"] = "restart"  # a lost worker truncates its rows instead of raising
     settings |= {"env_kwargs": setup.env_kwargs, **setup.settings, **over.settings}
-    with envfleet.ClusterEnv(setup.env, setup.num_workers, setup.num_envs, **settings) as envs:
+    with envfleet.ClusterEnv(setup.env, setup.num_workers, setup.num_envs, **cluster_arguments(settings)) as envs:
         learner = Learner(envs, random.Random(seed), setup)
         begin_s = time.monotonic()
         over.begin(learner)

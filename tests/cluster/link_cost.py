@@ -13,6 +13,7 @@ from bulky_envs import BulkyAgent, BulkyEnv
 from tun_wire import Link, TunWire
 
 import envfleet
+from envfleet.testing.cluster_arguments import cluster_arguments
 
 NUM_ENVS, NUM_STEPS = 2, 10
 SMALL_BYTES = 1024
@@ -64,7 +65,10 @@ def _cluster(weight_bytes, rollout_bytes, timeout_s):
     """A worker that has code and weights of the policy; the link is still quick."""
     obs_bytes = rollout_bytes // (NUM_ENVS * (NUM_STEPS + 1)) // 8 * 8  # also of those that follow the last step
     settings = {"backend": "serial", "env_kwargs": {"obs_bytes": obs_bytes}, "timeout_s": timeout_s}
-    with TunWire() as wire, envfleet.ClusterEnv(BulkyEnv, 1, NUM_ENVS, launcher=wire.launcher(), **settings) as envs:
+    with (
+        TunWire() as wire,
+        envfleet.ClusterEnv(BulkyEnv, 1, NUM_ENVS, launcher=wire.launcher(), **cluster_arguments(settings)) as envs,
+    ):
         agent = BulkyAgent(weight_bytes)
         envs.rollout(agent, 1)
         yield wire, envs, agent

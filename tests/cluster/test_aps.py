@@ -17,6 +17,7 @@ from detach_agents import DiscreteAgent
 
 from envfleet import APS, ClusterEnv, ClusterTimeout, Every, EveryUpdate, Never, PolicyFailed, PolicySpec, UsageError
 from envfleet.cluster.sync import probe_rows
+from envfleet.testing.cluster_arguments import cluster_arguments
 from envfleet.testing.programs import require_equal
 
 T, N = 8, 3  # steps, envs of each worker
@@ -27,7 +28,13 @@ SEEDS = itertools.count(100)
 
 def noisy(sync, scales=SCALES, **kwargs):
     return ClusterEnv(
-        NoiseEnv, 2, N, sync=sync, backend="serial", env_kwargs=[{"scale": scale} for scale in scales], **kwargs
+        NoiseEnv,
+        2,
+        N,
+        sync=sync,
+        backend="serial",
+        env_kwargs=[{"scale": scale} for scale in scales],
+        **cluster_arguments(kwargs),
     )
 
 

@@ -21,7 +21,7 @@ sys.path[:0] = {paths!r}
 import envfleet
 from cluster_envs import CountingEnv
 
-envs = envfleet.ClusterEnv(CountingEnv, 1, backend="serial", address={address!r})
+envs = envfleet.ClusterEnv(CountingEnv, 1, backend="serial", network=dict(address={address!r}))
 if {forks} and os.fork() == 0:
     time.sleep(600)
 print("ready", flush=True)
@@ -91,7 +91,7 @@ sys.path[:0] = {paths!r}
 import envfleet
 from cluster_envs import CountingEnv
 
-envfleet.ClusterEnv(CountingEnv, 1, launcher=envfleet.Manual(), head_address="127.0.0.1")
+envfleet.ClusterEnv(CountingEnv, 1, launcher=envfleet.Manual(), network=dict(head_address="127.0.0.1"))
 """
 
 

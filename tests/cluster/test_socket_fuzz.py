@@ -15,6 +15,7 @@ import envfleet
 from cluster_envs import Accounts, Agent, CountingEnv
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, FromWorker, Heartbeat, Join, Leaving
+from envfleet.testing.cluster_arguments import cluster_arguments
 
 SAMPLES = {int: 1, float: 0.0, str: "x", bool: True, dict[str, Any]: {}, Any: [], msgspec.Raw: []}
 MESSAGES = [
@@ -98,7 +99,7 @@ def cluster():
         "timeout_s": 60.0,
         "env_kwargs": {"step_s": 0.001},
     }
-    with envfleet.ClusterEnv(CountingEnv, 2, **kwargs) as envs:
+    with envfleet.ClusterEnv(CountingEnv, 2, **cluster_arguments(kwargs)) as envs:
         yield envs
 
 

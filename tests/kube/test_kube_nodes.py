@@ -10,6 +10,7 @@ from tiny_jobs import ENDED, LONG_S, RUNNING, running, settings, wait_for, wait_
 
 import envfleet
 from cluster_envs import Agent
+from envfleet.testing.cluster_arguments import cluster_arguments
 from waiting import is_running, wait_until
 
 AGENT = Agent()
@@ -61,9 +62,7 @@ def cluster(kube, **options):
         2,
         launcher=settings(kube),
         backend="serial",
-        address="tcp://127.0.0.1:0",
-        timeout_s=180.0,
-        **options,
+        **cluster_arguments(options, address="tcp://127.0.0.1:0", timeout_s=180.0),
     )
 
 

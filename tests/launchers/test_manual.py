@@ -22,7 +22,7 @@ from envfleet.launchers.manual import Manual
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 from waiting import wait_until
 
-SETTINGS = {"address": "tcp://127.0.0.1:0"}
+SETTINGS = {"network": {"address": "tcp://127.0.0.1:0"}}
 
 
 @pytest.mark.parametrize("check", LAUNCHER_CHECKS, ids=lambda check: check.__name__)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -14,27 +15,45 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from envfleet.cluster.calling import Calling
+from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.learner import Learner
+from envfleet.cluster.network import Network
 from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
-from envfleet.cluster.run.plans import env_pickles, pool_plans, spec_of
-from envfleet.cluster.run.run import Run, RunConfig
+from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
+from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import Stepping, StepResult
 from envfleet.cluster.sync import EveryUpdate, SyncRule
+from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.messages import PoolPlan
 from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
-from envfleet.contract.pixels import Pixels
+from envfleet.contract.pool_config import BackendName, PoolConfig, PoolSettings
 from envfleet.contract.rollout import Rollout
+from envfleet.contract.settings import names_checked, settings_of
+from envfleet.contract.spec import EnvKwargs, EnvSpec
 from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
 from envfleet.policies.adapting import is_policy_like
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, whole_number
-from envfleet.pool.building import EnvKwargs, EnvLike
+from envfleet.pool.building import EnvLike
 from envfleet.pool.make import autoreset_of
 
 Array = np.ndarray[Any, Any]
+
+# Arguments of ClusterEnv before 0.7, and where they are now.
+_MOVED = {
+    "pool_workers": "pool=PoolSettings(num_workers=...)",
+    "pool_timeout_s": "pool=PoolSettings(timeout_s=...)",
+    **{name: f"env=EnvSpec(id=..., {name}=...)" for name in ("render_mode", "pixels")},
+    **{
+        field.name: f"{name}={kind.__name__}({field.name}=...)"
+        for name, kind in (("pool", PoolSettings), ("timing", Timing), ("network", Network))
+        for field in dataclasses.fields(kind)
+        if field.name not in ("num_workers", "pin_workers")
+    },
+}
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
@@ -48,6 +67,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     A cluster is for one thread at a time.
     """
 
+    @names_checked("ClusterEnv", _MOVED)
     def __init__(
         self,
         env: EnvLike | Sequence[Callable[..., Any]],
@@ -57,38 +77,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         launcher: Launcher | None = None,
         sync: SyncRule | None = None,
         batch_size: int | None = None,
-        backend: Literal["auto", "native", "process", "serial", "vector"] = "auto",
+        backend: BackendName = "auto",
         autoreset_mode: AutoresetMode | Autoreset | str | None = None,
         seed: int | None = None,
-        env_kwargs: EnvKwargs = None,
+        env_kwargs: EnvKwargs | None = None,
         max_episode_steps: int | None = None,
-        pool_workers: int | None = None,
-        on_env_error: Literal["raise", "restart"] = "raise",
-        max_env_restarts: int = 10,
-        render_mode: str | None = None,
-        pixels: Pixels | None = None,
-        credit: int = 2,
-        compression: Literal["zstd"] | None = None,
-        weights_dtype: Literal["bfloat16"] | None = None,
-        address: str | None = None,
-        head_address: str | None = None,
-        timeout_s: float = 300.0,
-        pool_timeout_s: float = 60.0,
-        start_timeout_s: float = 300.0,
-        min_workers: int | None = None,
-        join_timeout_s: float = 60.0,
-        max_worker_restarts: int = 10,
-        heartbeat_s: float = 1.0,
-        silence_s: float = 30.0,
-        reconnect_s: float = 5.0,
-        resend_s: float = 5.0,
+        pool: PoolSettings | Mapping[str, Any] | None = None,
+        timing: Timing | Mapping[str, Any] | None = None,
+        network: Network | Mapping[str, Any] | None = None,
     ) -> None:
         """Start the workers, and wait until their pools are built.
 
         Args:
             env: As for `envfleet.make`. What is no Gymnasium id or import path travels to the workers pickled.
+                `EnvSpec(id=..., render_mode=..., pixels=...)` has what is said about an env and is no argument here.
             num_workers: Number of workers.
-            num_envs_per_worker: Number of envs of each.
+            num_envs_per_worker: Number of envs of each worker.
             launcher: Where workers run; None: as processes of this machine, `Local()`.
             sync: When workers pull new weights: `EveryUpdate()` (also None), `APS()`, `Every(k)` or `Never()`.
             batch_size: Rows of a batch, a multiple of `num_envs_per_worker`: with fewer than all envs `recv()` returns
@@ -98,100 +102,72 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 envs always reset in the same step.
             seed: For the first reset if that has no seed of its own.
             env_kwargs: As for `envfleet.make`; a list or callable counts the envs of all workers.
-            max_episode_steps: Truncate episodes after this many steps; None: as registered.
-            pool_workers: Processes or threads of each worker's pool; None: one for each CPU the worker may use.
-            on_env_error: "raise": an env that fails, or is lost with its worker, raises EnvFailed; then `recv()`
-                returns the batch, the same `rollout()` the rollout, `next()` of a stream the next one. "restart": its
-                row is truncated, and it is built anew.
-            max_env_restarts: With "restart": raise after more failures of an env than this without a finished episode.
-            render_mode: Gymnasium's.
-            pixels: Observations are images of the envs; as for `envfleet.make`.
-            credit: In `stream`: rollouts that each worker may be ahead of the learner.
-            compression: "zstd" packs images (extra `envfleet[zstd]`).
-            weights_dtype: "bfloat16": weights travel with half their bits, and the workers act with those.
-            address: Where the head listens: `ipc` (the default if all workers run on this machine) or
-                "tcp://host:port", always encrypted; port 0 takes a free one. None, with workers on other machines: at
-                the address of this machine that is on the way to them.
-            head_address: Where workers find the head, if that is another address.
-            timeout_s: The longest wait for workers before ClusterTimeout. Time in which large messages make progress
-                over a slow network does not count.
-            pool_timeout_s: The longest wait of a worker for its pool.
-            start_timeout_s: The longest wait for all workers to be ready, and of a worker for its pool to be built.
-                Time in the queue of Slurm or Kubernetes does not count: the launcher's `queue_timeout_s` is for that.
-            min_workers: Workers to wait for: `stream` begins with them, and others join as they come. None: all.
-            join_timeout_s: Restart a worker that runs but has not joined after this many seconds.
-            max_worker_restarts: Give a worker up after this many losses without an accepted answer between them.
-            heartbeat_s: Seconds between two heartbeats of a worker.
-            silence_s: Close a connection whose other end has not answered for this many seconds. Large messages that
-                were under way go on where they stopped when there is a new connection.
-            reconnect_s: Seconds after which a worker whose connection stays closed is lost.
-            resend_s: Seconds after which a message that is not known to have arrived is sent again.
+            max_episode_steps: Truncate episodes after this number of steps; None: as registered.
+            pool: How each worker's pool runs its envs: `PoolSettings(num_workers=..., on_env_error=..., ...)`, or a
+                dict of its fields. With `on_env_error="raise"` an env that fails, or is lost with its worker, raises
+                EnvFailed; then `recv()` returns the batch, the same `rollout()` the rollout, `next()` of a stream the
+                next one.
+            timing: How long to wait, and how often to try again: `Timing(timeout_s=..., join_timeout_s=..., ...)`, or
+                a dict of its fields.
+            network: Where the head listens, and how messages travel: `Network(address=..., compression=..., ...)`, or
+                a dict of its fields.
+
+        Raises:
+            UsageError: An argument is wrong; nothing was started.
+            JoinTimeout: Not all workers were ready in time.
+            WorkerFailed: A worker could not build its pool.
+            WorkerLost: A worker does not start.
         """
-        template = PoolPlan(
+        self._timing = settings_of(Timing, timing, "timing")
+        self._network = settings_of(Network, network, "network")
+        self._env = EnvSpec.of(env, kwargs=env_kwargs, max_episode_steps=max_episode_steps)
+        self._pool = PoolConfig.of(
+            settings_of(PoolSettings, pool, "pool"),
             num_envs=whole_number("num_envs_per_worker", num_envs_per_worker),
-            max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            pixels=pixels,
             backend=backend,
-            num_workers=pool_workers,
-            max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
-            timeout_s=pool_timeout_s,
-            start_timeout_s=start_timeout_s,
-            autoreset=(Autoreset.SAME_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)).value,
-            seed=None if seed is None else seeds_of(seed, 1)[0],
+            autoreset=Autoreset.SAME_STEP if autoreset_mode is None else autoreset_of(autoreset_mode),
+            switches_autoreset=True,
+            start_timeout_s=self._timing.start_timeout_s,
         )
-        if on_env_error not in ("raise", "restart"):
-            raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
         self.num_workers = whole_number("num_workers", num_workers)
-        self.num_envs_per_worker = template.num_envs
+        self.num_envs_per_worker = self._pool.num_envs
         self.num_envs = self.num_workers * self.num_envs_per_worker
         self._given_batch_size = batch_size
         self.batch_size = self._batch_size_of(batch_size, self.num_envs)
-        self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
-        self._credit = whole_number("credit", credit)
-        self._timeout_s = _positive("timeout_s", timeout_s)
-        self._start_timeout_s = start_timeout_s
-        seeds_of(seed, self.num_envs)
+        self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else self._pool.autoreset
         self._first_seed = seed
-        if min_workers is not None and not 1 <= whole_number("min_workers", min_workers) <= self.num_workers:
-            raise UsageError(f"min_workers must be between 1 and num_workers={self.num_workers}; got {min_workers}")
-        self._template, self._env, self._env_kwargs = template, env, env_kwargs
-        self._min_workers = min_workers
+        self._seed = seeds_of(seed, 1)[0]
+        seeds_of(seed, self.num_envs)  # refused here, not at the first reset
+        if self._timing.min_workers is not None and self._timing.min_workers > self.num_workers:
+            raise UsageError(
+                f"min_workers must be between 1 and num_workers={self.num_workers}; got {self._timing.min_workers}"
+            )
         self._owner_pid = os.getpid()
         plans, pickles = self._plans_for(self.num_workers)
-        config = RunConfig(
+        config = HeadConfig(
             plans=plans,
             env_pickles=pickles,
             sync=EveryUpdate() if sync is None else sync,
-            max_worker_restarts=max_worker_restarts,
-            join_timeout_s=join_timeout_s,
-            heartbeat_s=heartbeat_s,
-            silence_s=silence_s,
-            reconnect_s=reconnect_s,
-            resend_s=resend_s,
-            compression=compression,
-            weights_dtype=weights_dtype,
-            address=address,
-            head_address=head_address,
-            raises_env_errors=on_env_error == "raise",
+            timing=self._timing,
+            network=self._network,
         )
         self._run = Run(config, Local() if launcher is None else launcher)
         self._finalizer = weakref.finalize(self, self._run.close_when_collected)
         try:
-            form = self._run.wait_until_ready(start_timeout_s, min_workers)
+            form = self._run.wait_until_ready(self._timing.start_timeout_s, self._timing.min_workers)
         except BaseException:
             self._finalizer()
             raise
         self._form = form
         self._head = self._run.head
         self._stepping = Stepping(self._run, form)
-        self._calling = Calling(self._run, self._timeout_s)
+        self._calling = Calling(self._run, self._timing.timeout_s)
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = RolloutActivity(self._run, form, self._learner)
         self.autoreset_mode = AutoresetMode(self._autoreset.value)
         self.metadata = {**self._head.roster.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = render_mode if pixels is None else "rgb_array"
-        self.spec = spec_of(env)
+        self.render_mode = self._env.render_mode if self._env.pixels is None else "rgb_array"
+        self.spec = gymnasium_spec_of(self._env)
         self.single_observation_space = form.obs.space
         self.single_action_space = form.actions.space
         self._set_spaces()
@@ -206,7 +182,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
         """
         self._send_reset(seed, options, is_whole=True)
-        obs, _, _, _, info = self._receive(self._timeout_s)
+        obs, _, _, _, info = self._receive(self._timing.timeout_s)
         return obs, info
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
@@ -230,7 +206,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if env_id is not None and not self.closed:
             self._require_batch(len(self._stepping.in_flight) + np.size(env_id) // self.num_envs_per_worker)
         self.send(actions, env_id)
-        result = self._receive(self._timeout_s)
+        result = self._receive(self._timing.timeout_s)
         if env_id is not None or self.batch_size < self.num_envs:
             result[4]["env_id"] = self._stepping.last_env_ids
         return result
@@ -305,7 +281,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise NothingToReceive("no env is in flight: send() actions first")
         if not stepping.is_held:  # else a batch has come, and an error was raised for it
             self._require_batch(len(stepping.in_flight))
-        result = self._receive(self._timeout_s if timeout_s is None else timeout_s)
+        result = self._receive(self._timing.timeout_s if timeout_s is None else timeout_s)
         result[4]["env_id"] = stepping.last_env_ids
         return result
 
@@ -323,7 +299,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if not self._collecting.is_begun(agent, num_steps):
             self._learner.publish(agent)
             self._collecting.begin(agent, num_steps)
-        return self._collecting.finish(self._timeout_s if timeout_s is None else timeout_s)
+        return self._collecting.finish(self._timing.timeout_s if timeout_s is None else timeout_s)
 
     def stream(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> RolloutStream:
         """Rollouts of single workers, as they come, without end; `publish()` sends the workers news meanwhile.
@@ -335,8 +311,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
         self.publish(agent)
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._credit, timeout_s)
+        timeout_s = self._timing.timeout_s if timeout_s is None else timeout_s
+        return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._network.credit, timeout_s)
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, which is returned. Workers hear of it."""
@@ -364,7 +340,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._stepping.drop()
         self._set_spaces()
         if is_more and not self._run.is_busy:
-            self._run.wait_until_ready(self._start_timeout_s, self._min_workers, timeout_s)
+            self._run.wait_until_ready(self._timing.start_timeout_s, self._timing.min_workers, timeout_s)
 
     def stats(self) -> RunStats:
         """Counters for each worker; printed, they are one line."""
@@ -384,8 +360,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     # -- inside --
 
     def _plans_for(self, num_workers: int) -> tuple[tuple[PoolPlan, ...], tuple[bytes | None, ...]]:
-        plans = pool_plans(self._template, self._env, self._env_kwargs, num_workers)
-        return plans, env_pickles(self._env, plans, self._env_kwargs)
+        plans = pool_plans(self._env, self._pool, self._seed, num_workers)
+        return plans, env_pickles(self._env, plans)
 
     def _batch_size_of(self, given: int | None, num_envs: int) -> int:
         size = num_envs if given is None else whole_number("batch_size", given)
@@ -441,9 +417,3 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise PoolClosed("this cluster was closed; make another one")
         if os.getpid() != self._owner_pid:
             raise PoolClosed(f"this cluster belongs to process {self._owner_pid}; a fork of it must make its own")
-
-
-def _positive(name: str, seconds: float) -> float:
-    if not seconds > 0:
-        raise UsageError(f"{name} must be positive; got {seconds!r}")
-    return seconds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,10 +26,11 @@ from envfleet.contract.errors import (
     PoolTimeout,
     UsageError,
 )
+from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
-from envfleet.pool.backend import Backend, IntArray, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
+from envfleet.pool.backend import Backend, IntArray, SavesStates, StepAtOnce
 from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.infos import join_infos, object_column
 
@@ -168,21 +168,31 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._asked(self._backend.set_attr, ids, name, values_for(values, len(ids)))
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
-        """Use another autoreset mode with the same envs; episodes that have ended must be reset before the next step.
+        """Use another autoreset mode from the next call on. Results that were not received are dropped.
+
+        Episodes that have ended must be reset before the next step.
+
+        Args:
+            mode: What follows the last step of an episode.
 
         Returns:
-            False if nothing has changed: the pool is at work, or would have to be built anew.
+            True if the envs are the same; False if they had to be built anew, and must be reset: vector envs of other
+            libraries only.
+
+        Raises:
+            UsageError: The pool was not made to switch, or its vector env does not have this mode. Nothing has changed.
+            PoolTimeout: Envs are still at work.
         """
         self._require_open()
-        backend = self._backend
-        if self._flight.num_in_flight or not isinstance(backend, SwitchesAutoreset):
-            return False
-        if not backend.switch_autoreset(mode):
-            return False
-        self._config = replace(self._config, autoreset=mode)
+        if mode is Autoreset.SAME_STEP and not self._config.has_finals:
+            raise UsageError("this pool has no room for final observations: make() it with autoreset_mode='same_step'")
+        self._clear_flight()
+        has_same_envs = self._backend.switch_autoreset(mode)
+        if not has_same_envs:
+            self._was_reset, self._step_at_once = False, None
         self.autoreset_mode = AutoresetMode(mode.value)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        return True
+        return has_same_envs
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's SyncVectorEnv has it

@@ -19,6 +19,7 @@ from envfleet.cluster.cluster_env import ClusterEnv
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import Job, Launcher, WorkerJob, WorkerStatus
 from envfleet.policies.functions import FunctionPolicy
+from envfleet.testing.cluster_arguments import cluster_arguments
 
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +58,7 @@ class LauncherCase:
     is_running: Callable[[WorkerStats], bool] = runs_on_this_host
     has_logs: bool = True  # the launcher can read what workers print
     timeout_s: float = 60.0  # for each wait
-    settings: Mapping[str, Any] = field(default_factory=dict)  # further arguments of ClusterEnv
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the cluster; as for cluster_arguments()
 
 
 class _Watched:
@@ -173,7 +174,9 @@ def running_fleet(case: LauncherCase, num_workers: int = NUM_WORKERS) -> Iterato
         "address": "tcp://127.0.0.1:0" if case.launcher.is_on_this_host else None,
         **case.settings,
     }
-    with ClusterEnv("CartPole-v1", num_workers, NUM_ENVS_PER_WORKER, launcher=watched, **settings) as cluster:
+    with ClusterEnv(
+        "CartPole-v1", num_workers, NUM_ENVS_PER_WORKER, launcher=watched, **cluster_arguments(settings)
+    ) as cluster:
         assert watched.job is not None and watched.worker_job is not None
         fleet = Fleet(case, cluster, watched.job, watched.worker_job)
         assert fleet.has_all() and len(fleet.workers()) == num_workers

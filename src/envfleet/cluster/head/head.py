@@ -61,12 +61,12 @@ class Head:
     def __init__(self, config: HeadConfig, address: str, keys: RunKeys | None) -> None:
         """Bind to `address`; `self.address` says where it came to be."""
         self.desks = [Desk() for _ in config.plans]
-        self.versions = PolicyVersions(config.weights_dtype == "bfloat16")
+        self.versions = PolicyVersions(config.network.weights_dtype == "bfloat16")
         self.measure_s = 0.0
         self.num_measurements = 0
         self.num_refused: Counter[str] = Counter()
         self._decoder: Decoder[Any] = Decoder(FromWorker)
-        self._resend_s = config.resend_s
+        self._resend_s = config.timing.resend_s
         self._num_arrivals = 0
         self._warned_of: set[str] = set()  # what of envs was told once
         self._owner_pid = os.getpid()
@@ -83,7 +83,7 @@ class Head:
             PullWeights: self._pull_weights,
             Leaving: self._leaving,
         }
-        self._socket = HeadSocket(address, keys, config.silence_s, self, len(config.plans))
+        self._socket = HeadSocket(address, keys, config.timing.silence_s, self, len(config.plans))
         digest_of = None if keys is None else Digests().of
         self.roster = Roster(config, self.desks, self._socket.send, digest_of, self._refuse)
         self.address = self._socket.address

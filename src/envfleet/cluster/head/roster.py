@@ -62,8 +62,8 @@ class Roster:
         self._send = send
         self._digest_of = digest_of
         self._refuse = refuse
-        self._membership = Membership(len(desks), config.reconnect_s)
-        self.restarts = Restarts(len(desks), config.max_worker_restarts, config.join_timeout_s)
+        self._membership = Membership(len(desks), config.timing.reconnect_s)
+        self.restarts = Restarts(len(desks), config.timing.max_worker_restarts, config.timing.join_timeout_s)
         self.form: RolloutForm | None = None  # known when the first worker is ready
         self.metadata: dict[str, Any] = {}  # of its envs
         self.is_stopping = False
@@ -143,7 +143,7 @@ class Roster:
                 desk.problem = f"{before}: a newer process, pid {member.pid} on {member.host}, has taken its place"
                 self.restarts.replaced(member.worker, "a newer process has taken its place")
                 self._send(before.process, encode(Refused(why="a newer process has taken this worker's place")))
-            desk.joined(member, Transfers(self._config.resend_s, self._digest_of))
+            desk.joined(member, Transfers(self._config.timing.resend_s, self._digest_of))
             self.restarts.joined(member.worker)
             logger.info("%s has joined", member)
         self._welcome(member, desk)
@@ -162,7 +162,7 @@ class Roster:
             return self._refuse_pool(member, f"what it says of its pool cannot be used: {error}", now_s)
         if self.form is None:
             self.form = RolloutForm(
-                SpaceTree(obs), SpaceTree(actions), self._config.plans[0].num_envs, self._config.sync.num_probes
+                SpaceTree(obs), SpaceTree(actions), self._config.plans[0].pool.num_envs, self._config.sync.num_probes
             )
             self.metadata = metadata
         elif why := _difference(self.form, obs, actions):
@@ -190,9 +190,8 @@ class Roster:
             first_order=desk.ledger.num_accepted + 1,
             plan=config.plans[member.worker],
             sync=config.sync,
-            heartbeat_s=config.heartbeat_s,
-            resend_s=config.resend_s,
-            compression=config.compression,
+            timing=config.timing,
+            compression=config.network.compression,
             attributes=desk.attributes,
         )
         desk.welcome_frames = encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)})
@@ -227,7 +226,7 @@ class Roster:
     def look_after(self, now_s: float) -> None:
         """Ask those who are silent, go on with transfers, give up those whose connections were closed for too long."""
         for member in self.members:
-            if now_s - member.heard_s > 1.5 * self._config.heartbeat_s or member.gone_s is not None:
+            if now_s - member.heard_s > 1.5 * self._config.timing.heartbeat_s or member.gone_s is not None:
                 self.send_alive(member)
             if self._desks[member.worker].transfers.is_open:
                 self.send_chunks(member)
@@ -287,7 +286,7 @@ class Roster:
     def take_due(self, now_s: float) -> list[tuple[int, bool]]:
         """Workers to be started now. Those that did not join in time count as lost, and as late."""
         for worker in self.restarts.late(now_s):
-            self._lose(worker, f"it has not joined within {self._config.join_timeout_s:g} s", now_s)
+            self._lose(worker, f"it has not joined within {self._config.timing.join_timeout_s:g} s", now_s)
             self.restarts.posts[worker].is_late = True
         return self.restarts.take_due(now_s)
 
