@@ -179,7 +179,21 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those in `options["reset_mask"]`, and return a row for each env.
 
-        Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
+        Results that were not received are dropped.
+
+        Args:
+            seed: Env i is seeded with `seed + i`, or with `seed[i]`. None: with the cluster's own seed at the first
+                reset, later the generators go on.
+            options: Passed to each env, without "reset_mask". That is an array of [num_envs] bool: the other envs
+                repeat their last observation.
+
+        Returns:
+            Observations of all envs, and infos.
+
+        Raises:
+            EnvFailed: An env raised, or its worker was lost. `recv()` returns the batch.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`. `recv()` goes on waiting for them.
         """
         self._send_reset(seed, options, is_whole=True)
         obs, _, _, _, info = self._receive(self._timing.timeout_s)
@@ -198,6 +212,18 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         Returns:
             Observations, rewards, terminations, truncations and infos, as Gymnasium's vector envs return them.
+
+        Raises:
+            InvalidAction: The actions do not fit the action space; nothing was sent.
+            NotReset: Envs are to be reset before the first step.
+            EnvBusy: A worker that is to step has results to come.
+            NothingToReceive: Fewer envs would be at work than a batch has rows.
+            EnvFailed: An env raised, or its worker was lost. `recv()` returns the batch; for a policy, the same call.
+            StepOnEndedEpisode: With autoreset disabled, an env must be reset first. `recv()` returns the batch.
+            PolicyFailed: The policy raised on a worker.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`. `recv()` goes on waiting for them;
+                for a policy, the same call.
         """
         if is_policy_like(actions):
             if env_id is not None:
@@ -212,21 +238,70 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return result
 
     def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
-        """The rendered frames of all envs, or of those in `env_ids`, in that order."""
+        """Render all envs, or some.
+
+        Args:
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Returns:
+            A frame for each of these envs, in that order.
+
+        Raises:
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
+        """
         return self.call("render") if env_ids is None else self.call_some(env_ids, "render")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each env, or get an attribute. Arguments and results are plain values and arrays."""
+        """Call a method of each env, or get an attribute. Arguments and results are plain values and arrays.
+
+        Args:
+            name: Name of the method or attribute.
+            args: Positional arguments of the method.
+            kwargs: Named arguments of the method.
+
+        Returns:
+            A result for each env.
+
+        Raises:
+            UsageError: An argument or a result is no plain value.
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`; the result is dropped.
+        """
         self._require_idle(f"call {name!r}")
         return self._calling.call(range(self.num_envs), name, args, kwargs)
 
     def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
+        """Call a method of some envs, or get an attribute. Arguments and results are plain values and arrays.
+
+        Args:
+            env_ids: Indices of some envs, in any order.
+            name: Name of the method or attribute.
+            args: Positional arguments of the method.
+            kwargs: Named arguments of the method.
+
+        Returns:
+            A result for each of these envs, in that order.
+
+        Raises:
+            UsageError: An argument or a result is no plain value.
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`; the result is dropped.
+        """
         self._require_idle(f"call {name!r}")
         return self._calling.call(some_env_ids(env_ids, self.num_envs), name, args, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Get an attribute of each env."""
+        """Get an attribute of each env; as `call(name)`.
+
+        Args:
+            name: Name of the attribute.
+
+        Returns:
+            A value for each env.
+        """
         return self.call(name)
 
     def set_attr(self, name: str, values: Any, env_ids: ArrayLike | None = None) -> None:
@@ -236,6 +311,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             name: Name of the attribute.
             values: A list or tuple has a value for each of these envs; anything else is for all of them.
             env_ids: All envs of some workers, in any order; None: all.
+
+        Raises:
+            UsageError: A value is not plain, or the number of values is another one.
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
         """
         self._require_idle(f"set {name!r}")
         self._calling.set_attr(name, values, None if env_ids is None else np.asarray(env_ids))
@@ -246,7 +326,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self.get_attr("np_random_seed")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End all workers; called by close()."""
+        """End all workers; called by close(). In a fork of the owner this does nothing.
+
+        Args:
+            kwargs: Not used; Gymnasium's close() passes its own on.
+        """
         self._finalizer()
 
     # -- asynchronously --
@@ -254,26 +338,56 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def async_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Start resetting all envs; recv() returns the workers that are ready first."""
+        """Start resetting all envs; recv() returns the workers that are ready first.
+
+        Args:
+            seed: As for reset().
+            options: Passed to each env; "reset_mask" is refused.
+
+        Raises:
+            UsageError: The options have a mask, or the seeds are wrong.
+        """
         if options is not None and "reset_mask" in options:
             raise UsageError("async_reset() resets all envs; for some of them call reset() with reset_mask")
         self._send_reset(seed, options, is_whole=False)
 
     def send(self, actions: Any, env_id: ArrayLike | None = None) -> None:
-        """Start one step of all envs, or of those in `env_id`: all envs of some workers, in any order.
+        """Start one step of all envs, or of those in `env_id`.
 
-        Nothing is sent if anything is wrong with the arguments.
+        Args:
+            actions: A row for each env, or for each of `env_id`.
+            env_id: All envs of some workers, in any order; None: all envs.
+
+        Raises:
+            InvalidAction: The actions do not fit the action space; nothing was sent.
+            NotReset: Envs are to be reset before the first step.
+            EnvBusy: One of these workers has results to come; nothing was sent.
+            UsageError: `env_id` has some envs of a worker, but not all; nothing was sent.
         """
         self._require_open()
         env_ids = None if env_id is None else np.asarray(env_id)
         self._stepping.send(actions, env_ids, keeps_order=self.batch_size == self.num_envs)
 
     def recv(self, timeout_s: float | None = None) -> StepResult:
-        """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
+        """Wait for the next batch.
 
         A synchronous cluster returns the envs that were sent, in the order in which they were sent.
         After ClusterTimeout, EnvFailed or StepOnEndedEpisode, raised by this, step(actions) or reset(), nothing is
         lost: call it (again) for the same batch.
+
+        Args:
+            timeout_s: Seconds to wait; None: `timing.timeout_s`.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos; `info["env_id"]` says which env each row
+            belongs to.
+
+        Raises:
+            NothingToReceive: Fewer envs are in flight than a batch has rows.
+            EnvFailed: An env raised, or its worker was lost.
+            StepOnEndedEpisode: With autoreset disabled, an env must be reset first.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: The workers have not answered after `timeout_s`.
         """
         self._require_open()
         stepping = self._stepping
@@ -288,11 +402,26 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     # -- DETACH: the policy acts on the workers --
 
     def rollout(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> Rollout:
-        """`num_steps` steps of all envs, with actions chosen by `agent` on the workers.
+        """Collect `num_steps` steps of all envs, with actions chosen by `agent` on the workers.
 
-        The agent's present weights are published first; workers pull them if the synchronisation rule says so. Pass
-        the same object each time: another one is another policy, which all workers have to build.
+        The agent's present weights are published first; workers pull them if the synchronisation rule says so.
         After ClusterTimeout or EnvFailed nothing is lost: make the same call for the same rollout.
+
+        Args:
+            agent: The policy. Pass the same object each time: another one is another policy, which all workers have to
+                build.
+            num_steps: Number of steps of each env.
+            timeout_s: Seconds to wait; None: `timing.timeout_s`.
+
+        Returns:
+            The rollouts of all workers, side by side in the order of envs.
+
+        Raises:
+            UsageError: `agent` is no policy, or `num_steps` no whole number of at least 1.
+            EnvFailed: An env raised, or its worker was lost.
+            PolicyFailed: The policy raised on a worker, or cannot be built there.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: Not all workers have answered after `timeout_s`.
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
@@ -302,11 +431,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self._collecting.finish(self._timing.timeout_s if timeout_s is None else timeout_s)
 
     def stream(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> RolloutStream:
-        """Rollouts of single workers, as they come, without end; `publish()` sends the workers news meanwhile.
+        """Iterate over rollouts of single workers, as they come, without end; `publish()` sends news meanwhile.
 
-        A worker never waits for the learner, until it is `credit` rollouts ahead of it. One that is lost comes back, or
-        the others go on without it. To leave the loop ends the stream: rollouts that were not taken are dropped. An
-        error does not end it, if you keep it: `next()` goes on.
+        A worker waits for the learner only when it is `network.credit` rollouts ahead of it. One that is lost comes
+        back, or the others go on without it. To leave the loop ends the stream: rollouts that were not taken are
+        dropped. An error does not end it, if you keep it: `next()` goes on.
+
+        Args:
+            agent: The policy; its present weights are published first.
+            num_steps: Number of steps of each env in a rollout.
+            timeout_s: Seconds to wait for each rollout; None: `timing.timeout_s`.
+
+        Returns:
+            The stream. Its `next()` raises EnvFailed, PolicyFailed, WorkerLost and ClusterTimeout as rollout() does.
+
+        Raises:
+            UsageError: `agent` is no policy, or `num_steps` no whole number of at least 1.
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
@@ -315,17 +455,36 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._network.credit, timeout_s)
 
     def publish(self, agent: Any) -> int:
-        """Make the agent's present weights the newest version, which is returned. Workers hear of it."""
+        """Make the agent's present weights the newest version, and tell the workers.
+
+        Args:
+            agent: The policy.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            UsageError: `agent` is no policy.
+        """
         self._require_open()
         return self._learner.publish(agent)
 
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:
-        """More workers, or fewer: the last ones go. `num_envs`, `batch_size` and the spaces follow.
+        """Change the number of workers: the last ones go. `num_envs`, `batch_size` and the spaces follow.
 
         While a stream runs it goes on: new workers join it when they are there, and rollouts of those that go, if they
-        were not taken, are dropped. At other times this waits until new workers are ready, as the constructor does, and
-        `timeout_s` at most, if that is said: after JoinTimeout they may still come. Before the next step() all envs
-        must be reset.
+        were not taken, are dropped. At other times this waits until new workers are ready, as the constructor does.
+        Before the next step() all envs must be reset.
+
+        Args:
+            num_workers: Number of workers from now on.
+            timeout_s: Seconds to wait at most, wherever the time goes; None: as the constructor waits.
+
+        Raises:
+            UsageError: The number does not fit the batch size, the env's list of factories, or its list of arguments.
+            EnvBusy: Workers have results to come, or a rollout is not finished.
+            JoinTimeout: Not all workers were ready in time; they may still come.
+            ClusterError: The launcher's engine refuses; nothing has changed.
         """
         self._require_open()
         num_workers = whole_number("num_workers", num_workers)
@@ -343,7 +502,14 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._run.wait_until_ready(self._timing.start_timeout_s, self._timing.min_workers, timeout_s)
 
     def stats(self) -> RunStats:
-        """Counters for each worker; printed, they are one line."""
+        """Count what each worker has done.
+
+        Returns:
+            Counters for each worker; printed, they are one line.
+
+        Raises:
+            PoolClosed: The cluster was closed.
+        """
         self._require_open()
         return self._head.stats()
 
