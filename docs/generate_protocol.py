@@ -18,6 +18,7 @@ from envfleet.cluster import sync
 from envfleet.cluster.wire import bounded_msgpack, codec, messages, row_checks, stacks
 from envfleet.cluster.wire import plain_values as values_wire
 from envfleet.cluster.wire import spaces as spaces_wire
+from envfleet.contract.pixels import Pixels
 
 PATH = Path(__file__).parent / "protocol.md"
 NOTE = "<!-- Written by docs/generate_protocol.py; change the docstrings in src/envfleet/cluster, and run it again. -->"
@@ -102,15 +103,16 @@ def _struct_section(kind: Any) -> str:
     tag = None if is_dataclass else kind.__struct_config__.tag
     title = f"`{kind.__name__}`" + (f", tagged `{tag}`" if tag else "")
     lines = [f"- {_field_text(kind, field)}" for field in fields]
-    return "\n".join([f"**{title}**: {' '.join((inspect.getdoc(kind) or '').split())}", "", *lines]).strip()
+    text = (inspect.getdoc(kind) or "").partition("\n\nAttributes:")[0]
+    return "\n".join([f"**{title}**: {' '.join(text.split())}", "", *lines]).strip()
 
 
 def _inner_structs() -> list[Any]:
-    """Structs of the messages' module that are no messages, and the synchronisation rules."""
+    """Values inside messages, and the synchronisation rules."""
     in_unions = {*get_args(messages.FromWorker), *get_args(messages.FromHead), messages.Limits}
     inner = [kind for kind in vars(messages).values() if _is_struct(kind) and kind not in in_unions]
     rules = get_args(sync.SyncRule) or (sync.SyncRule,)
-    return [*(kind for kind in inner if kind not in rules), *rules]
+    return [*(kind for kind in inner if kind not in rules), Pixels, *rules]
 
 
 def _is_struct(kind: Any) -> bool:
@@ -119,7 +121,8 @@ def _is_struct(kind: Any) -> bool:
 
 def _field_text(kind: type, field: Any) -> str:
     """Name and type as they stand in the source, with the comment behind them."""
-    line = re.search(rf"^    {field.name}: ([^#\n]+?) *(?:# (.*))?$", inspect.getsource(kind), re.MULTILINE)
+    source = next(each for each in kind.__mro__ if field.name in vars(each).get("__annotations__", {}))
+    line = re.search(rf"^    {field.name}: ([^#\n]+?) *(?:# (.*))?$", inspect.getsource(source), re.MULTILINE)
     assert line is not None, f"{kind.__name__}.{field.name} has no line of its own"
     comment = f": {line.group(2)}" if line.group(2) else ""
     return f"`{field.name}: {line.group(1)}`{comment}"

@@ -28,8 +28,10 @@ class PyNativePool {
     if (num_threads < 1 || num_threads > BatchLine::kMaxWriters)
       throw nb::value_error("between 1 and MOST_THREADS threads");
     const EpisodeRules rules{static_cast<Autoreset>(autoreset), max_episode_steps};
-    layout_ = {model.spec.observation.leaves().size(), model.spec.infos.size(),
-               rules.autoreset == Autoreset::kSameStep};
+    layout_ = {model.spec.observation.leaves().size(), model.spec.infos.size(), true};
+    // The stores say whether the mode may become same-step later: then they have room for final observations.
+    layout_.has_final = stores_.at(0)->store->layout().fields.size() == layout_.num_fields();
+    require_room(rules.autoreset);
     std::vector<std::shared_ptr<BatchStore>> bare;
     for (const auto& store : stores_) {
       require_layout(model.spec, store->store->layout());
@@ -53,6 +55,12 @@ class PyNativePool {
   ~PyNativePool() { close(5.0); }
 
   NativePool& pool() { return *pool_; }
+
+  /// From the next task on. The caller has received everything that it sent.
+  void set_autoreset(int autoreset) {
+    require_room(static_cast<Autoreset>(autoreset));
+    pool_->envs().set_autoreset(static_cast<Autoreset>(autoreset));
+  }
 
   bool close(double timeout_s) {
     if (is_closed_) return true;
@@ -216,6 +224,10 @@ class PyNativePool {
   }
 
  private:
+  void require_room(Autoreset autoreset) const {
+    if (autoreset == Autoreset::kSameStep && !layout_.has_final)
+      throw nb::value_error("the batches have no room for final observations");
+  }
   struct Received {
     std::uint8_t line;
     std::uint32_t buffer;
@@ -349,6 +361,7 @@ void bind_native_pool(nb::module_& m) {
                     std::vector<int>, double, nb::object>(),
            "model"_a, "stores"_a, "autoreset"_a, "max_episode_steps"_a, "num_threads"_a, "helper_cpus"_a,
            "help_worth_s"_a, "unflatten"_a.none())
+      .def("set_autoreset", &PyNativePool::set_autoreset, "autoreset"_a)
       .def("step", &PyNativePool::step)
       .def("send", &PyNativePool::send, "env_ids"_a.none(), "leaves"_a, "line"_a)
       .def("send_reset", &PyNativePool::send_reset, "env_ids"_a.none(), "options"_a, "line"_a)

@@ -16,8 +16,8 @@
 
 namespace envfleet {
 
-/// In which order the fields of a native batch follow the fixed ones: obs, final obs (with same-step autoreset only),
-/// infos, final infos (likewise). An info has two fields: its values, and marks of the rows that have it.
+/// In which order the fields of a native batch follow the fixed ones: obs, final obs (if the mode may be
+/// same-step), infos, final infos (likewise). An info has two fields: its values, and marks of the rows that have it.
 struct RowLayout {
   std::size_t num_obs;
   std::size_t num_infos;
@@ -59,8 +59,10 @@ class EnvArray {
 
   virtual std::uint32_t num_envs() const = 0;
 
-  // -- the owner's, while no task of the env is under way --
+  // -- the owner's, while no task of the env is under way (set_autoreset: of any env) --
 
+  /// From the next task on.
+  virtual void set_autoreset(Autoreset autoreset) = 0;
   virtual void set_generator(std::uint32_t env_id, Random random) = 0;
   /// A new env in place of the present one; it keeps the generator.
   virtual void rebuild(std::uint32_t env_id) = 0;
@@ -183,6 +185,7 @@ class EnvArrayOf final : public EnvArray {
     return line.publish(slot.batch(), task.num_envs, flags);
   }
 
+  void set_autoreset(Autoreset autoreset) override { rules_.autoreset = autoreset; }
   void set_generator(std::uint32_t env_id, Random random) override { episodes_[env_id].random = random; }
 
   void rebuild(std::uint32_t env_id) override {

@@ -27,6 +27,7 @@ from envfleet.contract.errors import (
 )
 from envfleet.contract.pixels import Pixels
 from envfleet.contract.policy import Acted, Policy
+from envfleet.contract.pool_config import PoolSettings
 from envfleet.contract.returns import gae, gae_of, vtrace
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spec import EnvSpec
@@ -39,7 +40,9 @@ from envfleet.version import __version__
 
 if TYPE_CHECKING:
     from envfleet.cluster.cluster_env import ClusterEnv
+    from envfleet.cluster.network import Network
     from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
+    from envfleet.cluster.timing import Timing
     from envfleet.launchers.kubernetes.settings import Kubernetes
     from envfleet.launchers.local import Local
     from envfleet.launchers.manual import Manual
@@ -66,6 +69,7 @@ _LATER = {
     "Kubernetes": "envfleet.launchers.kubernetes.settings",
     "Local": "envfleet.launchers.local",
     "Manual": "envfleet.launchers.manual",
+    "Network": "envfleet.cluster.network",
     "Never": "envfleet.cluster.sync",
     "NormalizedPolicy": "envfleet.policies.normalizing",
     "PolicySpec": "envfleet.policies.by_path",
@@ -75,6 +79,7 @@ _LATER = {
     "SSH": "envfleet.launchers.ssh",
     "Slurm": "envfleet.launchers.slurm.settings",
     "SquashedGaussian": "envfleet.policies.off_policy",
+    "Timing": "envfleet.cluster.timing",
     "TorchPolicy": "envfleet.policies.torch_module",
 }
 
@@ -118,6 +123,7 @@ __all__ = [
     "Manual",
     "MissingExtra",
     "MultiCategorical",
+    "Network",
     "Never",
     "NormalizedPolicy",
     "NotReset",
@@ -127,6 +133,7 @@ __all__ = [
     "PolicyFailed",
     "PolicySpec",
     "PoolClosed",
+    "PoolSettings",
     "PoolTimeout",
     "Ray",
     "RecurrentTorchPolicy",
@@ -136,6 +143,7 @@ __all__ = [
     "SpacesDiffer",
     "SquashedGaussian",
     "StepOnEndedEpisode",
+    "Timing",
     "TorchPolicy",
     "UsageError",
     "WorkerFailed",

@@ -30,6 +30,7 @@ import zmq  # noqa: TID253 - this process is a cluster's own
 
 import envfleet
 from envfleet.launchers.local import Local
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.cluster.chaos_learner import Learner, Setup, worker_pids
 from tests.support.cluster.chaos_tcp import OverTcp
 from tests.support.cluster.tun_wire import NoWire
@@ -277,7 +278,7 @@ def _learn(seconds, seed, over):
     settings = {"backend": "serial", "max_worker_restarts": 1000, "timeout_s": setup.longest_pause_s}
     settings["on_env_error"] = "restart"  # a lost worker truncates its rows instead of raising
     settings |= {"env_kwargs": setup.env_kwargs, **setup.settings, **over.settings}
-    with envfleet.ClusterEnv(setup.env, setup.num_workers, setup.num_envs, **settings) as envs:
+    with envfleet.ClusterEnv(setup.env, setup.num_workers, setup.num_envs, **cluster_arguments(settings)) as envs:
         learner = Learner(envs, random.Random(seed), setup)
         begin_s = time.monotonic()
         over.begin(learner)

@@ -20,11 +20,15 @@ from envfleet import APS, EnvFailed, PolicyFailed, WorkerFailed
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.connections import Delivery
 from envfleet.cluster.head.fleet import Fleet
+from envfleet.cluster.network import Network
 from envfleet.cluster.sync import EveryUpdate
+from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, EnvFailure, Join, PoolPlan, Ready, Refused
 from envfleet.cluster.wire.spaces import describe_space
 from envfleet.contract.distributions import Categorical
+from envfleet.contract.pool_config import PoolConfig
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.cluster.hand_worker import ByHand, HandWorker, cancelled
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import wait_until
@@ -61,7 +65,7 @@ def changed(change=lambda arrays: None, **fields):
 def cluster(answers, **kwargs):
     launcher = ByHand(lambda address: [HandWorker(address, num_envs=N, answers=answers)])
     kwargs = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 20.0, "launcher": launcher, **kwargs}
-    with envfleet.ClusterEnv(CountingEnv, 1, N, **kwargs) as envs:
+    with envfleet.ClusterEnv(CountingEnv, 1, N, **cluster_arguments(kwargs)) as envs:
         yield envs
 
 
@@ -169,7 +173,7 @@ def test_episodes_are_as_long_as_the_process_is_old():
 
 def test_a_policy_that_chooses_what_there_is_not():
     """An env may take it all the same: the worker says whose fault it is."""
-    with envfleet.ClusterEnv(CountingEnv, 1, N, backend="serial", timeout_s=60.0) as envs:
+    with envfleet.ClusterEnv(CountingEnv, 1, N, backend="serial", timing={"timeout_s": 60.0}) as envs:
         with pytest.raises(PolicyFailed, match=r"step 0, env 0 is 7, which Discrete\(3\) does not have"):
             envs.rollout(Agent(7), T)
         assert envs.rollout(Agent(2), T).num_steps == T
@@ -442,20 +446,19 @@ def test_a_worker_that_cannot_be_understood_when_it_is_ready_is_an_error():
     launcher = ByHand(lambda address: [UnreadableWorker(address, num_envs=N)])
     with (
         pytest.raises(WorkerFailed, match="cannot build its pool: what it says of its pool cannot be used"),
-        envfleet.ClusterEnv(CountingEnv, 1, N, launcher=launcher, start_timeout_s=60.0),
+        envfleet.ClusterEnv(CountingEnv, 1, N, launcher=launcher, timing={"start_timeout_s": 60.0}),
     ):
         pass
 
 
 def test_a_worker_that_asks_again_is_not_answered_again_while_the_answer_is_on_its_way():
-    plan = PoolPlan(
-        num_envs=1, max_episode_steps=None, render_mode=None, backend="auto", num_workers=None, max_env_restarts=None,
-        timeout_s=1.0, start_timeout_s=1.0, autoreset="NextStep", seed=None,
-    )  # fmt: skip
     config = HeadConfig(
-        plans=(plan,), env_pickles=(bytes(5_000_000),), sync=EveryUpdate(), max_worker_restarts=3, join_timeout_s=10.0,
-        heartbeat_s=1.0, silence_s=30.0, reconnect_s=5.0, resend_s=5.0, compression=None, weights_dtype=None,
-    )  # fmt: skip
+        plans=(PoolPlan(env=None, pool=PoolConfig(num_envs=1)),),
+        env_pickles=(bytes(5_000_000),),
+        sync=EveryUpdate(),
+        timing=Timing(max_worker_restarts=3, join_timeout_s=10.0),
+        network=Network(),
+    )
     fleet = Fleet(config, lambda process, frames: Delivery.SENT, None, lambda *refused: None)
     for _ in range(3):
         fleet.join(b"p" * 16, Join(protocol=PROTOCOL_VERSION, worker=0, host="h", pid=1), time.monotonic())

@@ -15,6 +15,7 @@ import torch  # noqa: TID253 - agents of torch are part of this
 
 from envfleet import APS, ClusterEnv, ClusterTimeout, Every, EveryUpdate, Never, PolicyFailed, PolicySpec, UsageError
 from envfleet.cluster.sync import probe_rows
+from envfleet.testing.cluster_arguments import cluster_arguments
 from envfleet.testing.programs import require_equal
 from tests.support.agents.aps_agents import (
     LossyPolicy,
@@ -37,7 +38,13 @@ SEEDS = itertools.count(100)
 
 def noisy(sync, scales=SCALES, **kwargs):
     return ClusterEnv(
-        NoiseEnv, 2, N, sync=sync, backend="serial", env_kwargs=[{"scale": scale} for scale in scales], **kwargs
+        NoiseEnv,
+        2,
+        N,
+        sync=sync,
+        backend="serial",
+        env_kwargs=[{"scale": scale} for scale in scales],
+        **cluster_arguments(kwargs),
     )
 
 

@@ -21,6 +21,7 @@ from envfleet.contract.errors import (
     StepOnEndedEpisode,
     WorkerFailed,
 )
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import wait_until
 
@@ -59,7 +60,7 @@ class ObeyingEnv(CountingEnv):
 @contextlib.contextmanager
 def cluster(folder, num_workers=2, num_envs=1, **settings):
     settings = {**QUICK, "env_kwargs": {"folder": str(folder)}, **settings}
-    with envfleet.ClusterEnv(ObeyingEnv, num_workers, num_envs, **settings) as envs:
+    with envfleet.ClusterEnv(ObeyingEnv, num_workers, num_envs, **cluster_arguments(settings)) as envs:
         yield envs
 
 
@@ -487,7 +488,7 @@ class UnsendableEnv(CountingEnv):
 
 def test_the_error_that_drops_a_batch_is_the_one_that_is_raised(tmp_path):
     kwargs = [{"index": index, "folder": str(tmp_path)} for index in range(2)]
-    with envfleet.ClusterEnv(UnsendableEnv, 2, 1, **{**QUICK, "env_kwargs": kwargs}) as envs:
+    with envfleet.ClusterEnv(UnsendableEnv, 2, 1, **cluster_arguments({**QUICK, "env_kwargs": kwargs})) as envs:
         envs.reset(seed=0)
         envs.step(np.zeros(2, np.int64))
         with pytest.raises(WorkerFailed, match="worker 1"):

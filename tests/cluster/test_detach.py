@@ -17,6 +17,7 @@ from envfleet.contract.returns import gae_of
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy
 from envfleet.pool.process.cpus import usable_cpus
+from envfleet.testing.cluster_arguments import cluster_arguments
 from envfleet.testing.programs import require_equal
 from tests.support.agents.detach_agents import CountingPolicy, DictAgent, DiscreteAgent, GaussianAgent
 from tests.support.envs.detach_envs import BigEnv, EveryKindEnv, StackEnv
@@ -297,7 +298,7 @@ def test_gaussian_actions(replay):
 
 def test_dictionaries_and_multi_discrete_actions(replay):
     agent, kwargs = DictAgent(), {"backend": "serial", "env_kwargs": {"actions": "multi_discrete"}}
-    with ClusterEnv(EveryKindEnv, 2, 3, **kwargs) as cluster:
+    with ClusterEnv(EveryKindEnv, 2, 3, **cluster_arguments(kwargs)) as cluster:
         cluster.reset(seed=4)
         here = replay(EveryKindEnv, 6, 4, **kwargs)
         for _ in range(2):
@@ -322,7 +323,7 @@ def act_with_tuples(obs):
 @pytest.mark.parametrize(("actions", "act"), [("dict", act_with_dicts), ("tuple", act_with_tuples)])
 def test_nested_actions(actions, act, replay):
     kwargs = {"backend": "serial", "env_kwargs": {"actions": actions}}
-    with ClusterEnv(EveryKindEnv, 2, 1, **kwargs) as cluster:
+    with ClusterEnv(EveryKindEnv, 2, 1, **cluster_arguments(kwargs)) as cluster:
         cluster.reset(seed=6)
         rollout = cluster.rollout(FunctionPolicy(act), 25)
         check_form(rollout, cluster, 25)
@@ -686,7 +687,7 @@ def test_stacked_frames(compression, replay):
     if compression and importlib.util.find_spec("zstandard") is None:
         pytest.skip("zstandard is not installed")
     kwargs = {"backend": "serial"}
-    with ClusterEnv(StackEnv, 2, 2, compression=compression, **kwargs) as cluster:
+    with ClusterEnv(StackEnv, 2, 2, **cluster_arguments(kwargs, compression=compression)) as cluster:
         cluster.reset(seed=3)
         here = replay(StackEnv, 4, 3, **kwargs)
         for num_steps in (30, 1, 8):
@@ -706,7 +707,7 @@ def test_stacked_frames(compression, replay):
 def test_stacks_that_one_worker_packs_and_the_other_does_not(replay):
     """Episodes of one step: whole stacks are cheaper there."""
     kwargs = {"backend": "serial", "env_kwargs": [{"length": 1}, {"length": 1000}]}
-    with ClusterEnv(StackEnv, 2, 1, **kwargs) as cluster:
+    with ClusterEnv(StackEnv, 2, 1, **cluster_arguments(kwargs)) as cluster:
         cluster.reset(seed=3)
         replay(StackEnv, 2, 3, **kwargs).check(cluster.rollout(FunctionPolicy(act_at_random), 10))
 

@@ -16,6 +16,7 @@ import envfleet
 from envfleet import Autoreset, ClusterEnv, EnvSpec
 from envfleet.testing import CHECKS, PYTHON_ENV_CHECKS, Act, BoxActionEnv, Program, ScriptedEnv, TreeEnv, run_program
 from envfleet.testing import conformance as suite
+from envfleet.testing.cluster_arguments import cluster_arguments
 from envfleet.testing.programs import HARMLESS, require_equal
 from tests.support.envs.detach_envs import ACTION_SPACES, EveryKindEnv
 from tests.support.scripts import ROOT
@@ -65,9 +66,16 @@ def require_same(got, expected):
 
 def both(num_workers, num_envs_per_worker, **kwargs):
     """A cluster, and the pool that it must equal."""
-    env = kwargs.pop("env")
-    cluster = ClusterEnv(env, num_workers, num_envs_per_worker, **kwargs)
-    return cluster, envfleet.make(env, num_workers * num_envs_per_worker, **kwargs)
+    env, render_mode = kwargs.pop("env"), kwargs.pop("render_mode", None)
+    cluster = make_cluster_of(env, num_workers, num_envs_per_worker, render_mode=render_mode, **kwargs)
+    return cluster, envfleet.make(env, num_workers * num_envs_per_worker, render_mode=render_mode, **kwargs)
+
+
+def make_cluster_of(env, num_workers, num_envs_per_worker, render_mode=None, **kwargs):
+    """A cluster; `render_mode` is said in the env's spec there."""
+    if render_mode is not None:
+        env = EnvSpec(**{"id" if isinstance(env, str) else "factory": env, "render_mode": render_mode})
+    return ClusterEnv(env, num_workers, num_envs_per_worker, **cluster_arguments(kwargs))
 
 
 # -- envs, modes, numbers of workers, spaces --
@@ -422,7 +430,7 @@ def test_any_program_equals_gymnasium(scripted, ops):
 
 def make_cluster(env, num_envs, **kwargs):
     """A worker for each env, so that send() may choose any of them."""
-    return ClusterEnv(env, num_envs, 1, backend="serial", **kwargs)
+    return make_cluster_of(env, num_envs, 1, backend="serial", **kwargs)
 
 
 # A cluster carries arrays only: Text, Sequence and Graph spaces are refused (test below).
@@ -450,7 +458,9 @@ def test_conformance(check, mode):
 
 @modes
 def test_conformance_of_several_envs_in_a_worker(mode):
-    suite.autoreset_follows_its_mode(lambda env, num_envs, **kwargs: ClusterEnv(env, 1, num_envs, **kwargs), mode)
+    suite.autoreset_follows_its_mode(
+        lambda env, num_envs, **kwargs: ClusterEnv(env, 1, num_envs, **cluster_arguments(kwargs)), mode
+    )
 
 
 def test_spaces_that_are_no_arrays_are_refused():

@@ -30,6 +30,7 @@ from envfleet.contract.errors import (
 )
 from envfleet.launchers.local import Local
 from envfleet.policies.by_path import PolicySpec
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.cluster.hand_worker import ByHand, HandWorker
 from tests.support.envs.cluster_envs import (
     Accounts,
@@ -56,7 +57,7 @@ def cluster(tmp_path, num_workers=2, num_envs=1, env=CountingEnv, **settings):
     """A cluster of CountingEnvs that listen to files in tmp_path."""
     if env is CountingEnv:
         settings.setdefault("env_kwargs", {"folder": str(tmp_path)})
-    with envfleet.ClusterEnv(env, num_workers, num_envs, **{**QUICK, **settings}) as envs:
+    with envfleet.ClusterEnv(env, num_workers, num_envs, **cluster_arguments({**QUICK, **settings})) as envs:
         yield envs
 
 
@@ -511,7 +512,7 @@ def test_close_within_a_stream(tmp_path):
 
 
 def test_garbage_collected(tmp_path):
-    envs = envfleet.ClusterEnv(CountingEnv, 2, **QUICK)
+    envs = envfleet.ClusterEnv(CountingEnv, 2, **cluster_arguments(QUICK))
     stream = envs.stream(AGENT, 5)
     next(stream)
     processes = pids(envs)
@@ -530,7 +531,7 @@ from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 def main():
     envs = envfleet.ClusterEnv(
         CountingEnv, 2, backend={backend!r}, env_kwargs=dict(step_s=0.001),
-        heartbeat_s=0.2, resend_s=1.0, silence_s={silence_s}, reconnect_s=2.0,
+        timing=envfleet.Timing(heartbeat_s=0.2, resend_s=1.0, silence_s={silence_s}, reconnect_s=2.0),
     )
     accounts, num = Accounts(), 0
     print("pids", *[worker.pid for worker in envs.stats().workers], flush=True)

@@ -14,6 +14,7 @@ from envfleet import ClusterEnv, EnvBusy, NotReset, UsageError
 from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.waiting import own_children, wait_until
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def cluster(num_workers=2, **settings):
-    return ClusterEnv("CartPole-v1", num_workers, 2, backend="serial", **settings)
+    return ClusterEnv("CartPole-v1", num_workers, 2, backend="serial", **cluster_arguments(settings))
 
 
 def collected_from(stream, wanted, timeout_s=60.0):
@@ -294,7 +295,7 @@ def test_one_that_cannot_be_built_is_no_matter_if_others_are_enough(is_first_slo
         return gymnasium.make("CartPole-v1")
 
     makers = [lambda env_id=env_id: make(env_id) for env_id in range(2)]
-    with ClusterEnv(makers, 2, 1, backend="serial", min_workers=1) as envs:
+    with ClusterEnv(makers, 2, 1, backend="serial", timing={"min_workers": 1}) as envs:
         stream = envs.stream(DiscreteAgent(), 4)
         assert int(next(stream).workers[0]) == 0
     with pytest.raises(envfleet.WorkerFailed, match="not here"):

@@ -22,6 +22,7 @@ from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.local import Local
 from envfleet.launchers.processes import Command
 from envfleet.launchers.ray.actor import ActorCommand
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 from tests.support.waiting import wait_until
 
@@ -79,7 +80,7 @@ def _locals(frame):
 def cluster(**settings):
     settings = {"backend": "serial", "heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, **settings}
     launcher = Noted()
-    with envfleet.ClusterEnv(LookingEnv, 2, launcher=launcher, **settings) as envs:
+    with envfleet.ClusterEnv(LookingEnv, 2, launcher=launcher, **cluster_arguments(settings)) as envs:
         envs.worker_keys = launcher.job.environment.get(KEYS_VARIABLE, "").encode().split()
         yield envs
 

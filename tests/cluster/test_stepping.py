@@ -5,14 +5,14 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
-from detach_agents import DiscreteAgent
-from hand_worker import ByHand, HandWorker
 
 import envfleet
 from envfleet import ClusterEnv, ClusterTimeout, StepOnEndedEpisode, WorkerFailed
 from envfleet.cluster.head import socket as head_socket
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import Chunk
+from tests.support.agents.detach_agents import DiscreteAgent
+from tests.support.cluster.hand_worker import ByHand, HandWorker
 
 
 class Ending(gymnasium.Env):

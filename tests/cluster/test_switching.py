@@ -12,6 +12,7 @@ import pytest
 
 import envfleet
 from envfleet.contract.errors import ChildDied, ClusterTimeout, EnvBusy, UsageError
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import is_running, wait_until
 
@@ -39,7 +40,7 @@ class SlowToCall(CountingEnv):
 
 @pytest.fixture
 def envs():
-    with envfleet.ClusterEnv(SlowToCall, 2, 2, **QUICK) as cluster:
+    with envfleet.ClusterEnv(SlowToCall, 2, 2, **cluster_arguments(QUICK)) as cluster:
         yield cluster
 
 
@@ -90,7 +91,7 @@ def test_a_call_does_not_take_the_rollouts_of_a_stream(envs):
 
 
 def test_a_stream_keeps_its_cluster():
-    stream = envfleet.ClusterEnv(CountingEnv, 1, 1, **QUICK).stream(Agent(), 3)
+    stream = envfleet.ClusterEnv(CountingEnv, 1, 1, **cluster_arguments(QUICK)).stream(Agent(), 3)
     assert next(stream).rewards.shape == (3, 1)
     stream._owner.close()
     assert next(stream, None) is None
@@ -114,7 +115,7 @@ def test_attributes_are_set_on_a_replacement(envs):
 @pytest.mark.parametrize("chosen", [[0, 2], [0, 1]], ids=["one of each worker", "all of one worker"])
 def test_a_partial_reset_after_a_loss_tells_of_it(chosen):
     mask = np.isin(np.arange(4), chosen)
-    with envfleet.ClusterEnv(SlowToCall, 2, 2, autoreset_mode="disabled", **QUICK) as envs:
+    with envfleet.ClusterEnv(SlowToCall, 2, 2, autoreset_mode="disabled", **cluster_arguments(QUICK)) as envs:
         envs.reset(seed=0)
         envs.step(np.zeros(4, int))
         os.kill(envs.stats().workers[1].pid, signal.SIGKILL)
@@ -142,4 +143,4 @@ def test_what_an_env_had_started_ends_with_its_killed_worker(envs):
 @pytest.mark.parametrize("setting", ["silence_s", "heartbeat_s", "reconnect_s"])
 def test_no_setting_is_endless(setting):
     with pytest.raises(UsageError, match=setting):
-        envfleet.ClusterEnv(CountingEnv, 1, 1, **{**QUICK, setting: float("inf")})
+        envfleet.ClusterEnv(CountingEnv, 1, 1, **cluster_arguments({**QUICK, setting: float("inf")}))

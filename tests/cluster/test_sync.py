@@ -8,8 +8,10 @@ import pytest
 
 from envfleet import UsageError
 from envfleet.cluster.sync import APS, Every, EveryUpdate, Measurement, Never, News, SyncRule
+from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.codec import Decoder, encode
 from envfleet.cluster.wire.messages import Announce, Collect, FromHead, PoolPlan, Welcome
+from envfleet.contract.pool_config import PoolConfig
 
 INF = math.inf
 DIVERGENCES = [None, 0.0, 0.1, INF]
@@ -68,13 +70,8 @@ def test_counts_that_are_refused(name, make, count):
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_rules_travel_in_the_welcome(rule):
-    plan = PoolPlan(
-        num_envs=1, max_episode_steps=None, render_mode=None, backend="auto", num_workers=None, max_env_restarts=0,
-        timeout_s=1.0, start_timeout_s=1.0, autoreset="next_step", seed=None,
-    )  # fmt: skip
-    welcome = Welcome(
-        epoch=0, first_order=1, plan=plan, sync=rule, heartbeat_s=1.0, resend_s=1.0, compression=None, attributes={}
-    )
+    plan = PoolPlan(env=None, pool=PoolConfig(num_envs=1))
+    welcome = Welcome(epoch=0, first_order=1, plan=plan, sync=rule, timing=Timing(), compression=None, attributes={})
     message, _ = Decoder(FromHead).decode([bytes(frame) for frame in encode(welcome)])
     assert type(message.sync) is type(rule) and message.sync == rule
     assert message.sync.num_probes == rule.num_probes

@@ -20,7 +20,8 @@ HEAD = """
 
     agent, link = BulkyAgent({weight_bytes}), Link(rate_bps=100e6, delay_s=0.005)
     with TunWire() as wire, envfleet.ClusterEnv(
-        CountingEnv, 1, 2, launcher=wire.launcher(), backend="serial", timeout_s=150.0, silence_s={silence_s}
+        CountingEnv, 1, 2, launcher=wire.launcher(), backend="serial",
+        timing=envfleet.Timing(timeout_s=150.0, silence_s={silence_s}),
     ) as envs:
         envs.rollout(agent, 4)
         wire.set(to_workers=link, to_head=link)

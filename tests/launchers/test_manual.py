@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {"address": "tcp://127.0.0.1:0"}
+SETTINGS = {"network": {"address": "tcp://127.0.0.1:0"}}
 
 
 @pytest.mark.parametrize("check", LAUNCHER_CHECKS, ids=lambda check: check.__name__)

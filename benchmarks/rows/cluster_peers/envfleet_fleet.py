@@ -86,7 +86,7 @@ def build(settings: dict[str, Any]) -> Served:
         num_workers,
         settings["num_envs_per_worker"],
         launcher=SimulatedFleet(num_steps),
-        credit=CREDIT,
+        network={"credit": CREDIT},
     )
     rollouts = cluster.stream(envfleet.FunctionPolicy(no_action), num_steps)
 

@@ -17,7 +17,7 @@ def build(settings: dict[str, Any]) -> Served:
     num_envs, num_workers = settings["num_envs"], settings["num_workers"]
     if num_workers:
         envs: Any = envfleet.ClusterEnv(
-            "CartPole-v1", num_workers, num_envs // num_workers, address=settings["address"], seed=0
+            "CartPole-v1", num_workers, num_envs // num_workers, network={"address": settings["address"]}, seed=0
         )
     else:
         envs = envfleet.make("CartPole-v1", num_envs, seed=0)

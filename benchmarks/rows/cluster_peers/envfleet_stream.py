@@ -25,7 +25,7 @@ def build(settings: dict[str, Any]) -> Served:
         num_workers,
         settings["num_envs_per_worker"],
         env_kwargs={"stacked": int(settings["stacked"])},
-        credit=CREDIT,
+        network={"credit": CREDIT},
         seed=0,
     )
     rollouts = cluster.stream(envfleet.FunctionPolicy(no_action), settings["num_steps"])

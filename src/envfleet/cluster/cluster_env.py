@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -14,26 +15,44 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from envfleet.cluster.calling import Calling
+from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.learner import Learner
+from envfleet.cluster.network import Network
 from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
-from envfleet.cluster.run.plans import env_pickles, pool_plans, spec_of
-from envfleet.cluster.run.run import Run, RunConfig
+from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
+from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import Stepping, StepResult
 from envfleet.cluster.sync import EveryUpdate, SyncRule
+from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.messages import PoolPlan
 from envfleet.cluster.wire.plain_values import to_plain
-from envfleet.contract.checks import positive, whole_number
+from envfleet.contract.checks import whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
-from envfleet.contract.pixels import Pixels
+from envfleet.contract.pool_config import BackendName, PoolConfig, PoolSettings
 from envfleet.contract.rollout import Rollout
+from envfleet.contract.settings import names_checked, settings_of
+from envfleet.contract.spec import EnvKwargs, EnvSpec
 from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
 from envfleet.policies.adapting import is_policy_like
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask
-from envfleet.pool.building import EnvKwargs, EnvLike
+from envfleet.pool.building import EnvLike
 from envfleet.pool.make import autoreset_of
+
+# Arguments of ClusterEnv before 0.7, and where they are now.
+_MOVED = {
+    "pool_workers": "pool=PoolSettings(num_workers=...)",
+    "pool_timeout_s": "pool=PoolSettings(timeout_s=...)",
+    **{name: f"env=EnvSpec(id=..., {name}=...)" for name in ("render_mode", "pixels")},
+    **{
+        field.name: f"{name}={kind.__name__}({field.name}=...)"
+        for name, kind in (("pool", PoolSettings), ("timing", Timing), ("network", Network))
+        for field in dataclasses.fields(kind)
+        if field.name not in ("num_workers", "pin_workers")
+    },
+}
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
@@ -47,6 +66,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     A cluster is for one thread at a time.
     """
 
+    @names_checked("ClusterEnv", _MOVED)
     def __init__(
         self,
         env: EnvLike | Sequence[Callable[..., Any]],
@@ -56,38 +76,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         launcher: Launcher | None = None,
         sync: SyncRule | None = None,
         batch_size: int | None = None,
-        backend: Literal["auto", "native", "process", "serial", "vector"] = "auto",
+        backend: BackendName = "auto",
         autoreset_mode: AutoresetMode | Autoreset | str | None = None,
         seed: int | None = None,
-        env_kwargs: EnvKwargs = None,
+        env_kwargs: EnvKwargs | None = None,
         max_episode_steps: int | None = None,
-        pool_workers: int | None = None,
-        on_env_error: Literal["raise", "restart"] = "raise",
-        max_env_restarts: int = 10,
-        render_mode: str | None = None,
-        pixels: Pixels | None = None,
-        credit: int = 2,
-        compression: Literal["zstd"] | None = None,
-        weights_dtype: Literal["bfloat16"] | None = None,
-        address: str | None = None,
-        head_address: str | None = None,
-        timeout_s: float = 300.0,
-        pool_timeout_s: float = 60.0,
-        start_timeout_s: float = 300.0,
-        min_workers: int | None = None,
-        join_timeout_s: float = 60.0,
-        max_worker_restarts: int = 10,
-        heartbeat_s: float = 1.0,
-        silence_s: float = 30.0,
-        reconnect_s: float = 5.0,
-        resend_s: float = 5.0,
+        pool: PoolSettings | Mapping[str, Any] | None = None,
+        timing: Timing | Mapping[str, Any] | None = None,
+        network: Network | Mapping[str, Any] | None = None,
     ) -> None:
         """Start the workers, and wait until their pools are built.
 
         Args:
             env: As for `envfleet.make`. What is no Gymnasium id or import path travels to the workers pickled.
+                `EnvSpec(id=..., render_mode=..., pixels=...)` has what is said about an env and is no argument here.
             num_workers: Number of workers.
-            num_envs_per_worker: Number of envs of each.
+            num_envs_per_worker: Number of envs of each worker.
             launcher: Where workers run; None: as processes of this machine, `Local()`.
             sync: When workers pull new weights: `EveryUpdate()` (also None), `APS()`, `Every(k)` or `Never()`.
             batch_size: Rows of a batch, a multiple of `num_envs_per_worker`: with fewer than all envs `recv()` returns
@@ -97,100 +101,72 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 envs always reset in the same step.
             seed: For the first reset if that has no seed of its own.
             env_kwargs: As for `envfleet.make`; a list or callable counts the envs of all workers.
-            max_episode_steps: Truncate episodes after this many steps; None: as registered.
-            pool_workers: Processes or threads of each worker's pool; None: one for each CPU the worker may use.
-            on_env_error: "raise": an env that fails, or is lost with its worker, raises EnvFailed; then `recv()`
-                returns the batch, the same `rollout()` the rollout, `next()` of a stream the next one. "restart": its
-                row is truncated, and it is built anew.
-            max_env_restarts: With "restart": raise after more failures of an env than this without a finished episode.
-            render_mode: Gymnasium's.
-            pixels: Observations are images of the envs; as for `envfleet.make`.
-            credit: In `stream`: rollouts that each worker may be ahead of the learner.
-            compression: "zstd" packs images (extra `envfleet[zstd]`).
-            weights_dtype: "bfloat16": weights travel with half their bits, and the workers act with those.
-            address: Where the head listens: `ipc` (the default if all workers run on this machine) or
-                "tcp://host:port", always encrypted; port 0 takes a free one. None, with workers on other machines: at
-                the address of this machine that is on the way to them.
-            head_address: Where workers find the head, if that is another address.
-            timeout_s: The longest wait for workers before ClusterTimeout. Time in which large messages make progress
-                over a slow network does not count.
-            pool_timeout_s: The longest wait of a worker for its pool.
-            start_timeout_s: The longest wait for all workers to be ready, and of a worker for its pool to be built.
-                Time in the queue of Slurm or Kubernetes does not count: the launcher's `queue_timeout_s` is for that.
-            min_workers: Workers to wait for: `stream` begins with them, and others join as they come. None: all.
-            join_timeout_s: Restart a worker that runs but has not joined after this many seconds.
-            max_worker_restarts: Give a worker up after this many losses without an accepted answer between them.
-            heartbeat_s: Seconds between two heartbeats of a worker.
-            silence_s: Close a connection whose other end has not answered for this many seconds. Large messages that
-                were under way go on where they stopped when there is a new connection.
-            reconnect_s: Seconds after which a worker whose connection stays closed is lost.
-            resend_s: Seconds after which a message that is not known to have arrived is sent again.
+            max_episode_steps: Truncate episodes after this number of steps; None: as registered.
+            pool: How each worker's pool runs its envs: `PoolSettings(num_workers=..., on_env_error=..., ...)`, or a
+                dict of its fields. With `on_env_error="raise"` an env that fails, or is lost with its worker, raises
+                EnvFailed; then `recv()` returns the batch, the same `rollout()` the rollout, `next()` of a stream the
+                next one.
+            timing: How long to wait, and how often to try again: `Timing(timeout_s=..., join_timeout_s=..., ...)`, or
+                a dict of its fields.
+            network: Where the head listens, and how messages travel: `Network(address=..., compression=..., ...)`, or
+                a dict of its fields.
+
+        Raises:
+            UsageError: An argument is wrong; nothing was started.
+            JoinTimeout: Not all workers were ready in time.
+            WorkerFailed: A worker could not build its pool.
+            WorkerLost: A worker does not start.
         """
-        template = PoolPlan(
+        self._timing = settings_of(Timing, timing, "timing")
+        self._network = settings_of(Network, network, "network")
+        self._env = EnvSpec.of(env, kwargs=env_kwargs, max_episode_steps=max_episode_steps)
+        self._pool = PoolConfig.of(
+            settings_of(PoolSettings, pool, "pool"),
             num_envs=whole_number("num_envs_per_worker", num_envs_per_worker),
-            max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            pixels=pixels,
             backend=backend,
-            num_workers=pool_workers,
-            max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
-            timeout_s=pool_timeout_s,
-            start_timeout_s=start_timeout_s,
-            autoreset=(Autoreset.SAME_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)).value,
-            seed=None if seed is None else seeds_of(seed, 1)[0],
+            autoreset=Autoreset.SAME_STEP if autoreset_mode is None else autoreset_of(autoreset_mode),
+            switches_autoreset=True,
+            start_timeout_s=self._timing.start_timeout_s,
         )
-        if on_env_error not in ("raise", "restart"):
-            raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
         self.num_workers = whole_number("num_workers", num_workers)
-        self.num_envs_per_worker = template.num_envs
+        self.num_envs_per_worker = self._pool.num_envs
         self.num_envs = self.num_workers * self.num_envs_per_worker
         self._given_batch_size = batch_size
         self.batch_size = self._batch_size_of(batch_size, self.num_envs)
-        self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else autoreset_of(autoreset_mode)
-        self._credit = whole_number("credit", credit)
-        self._timeout_s = positive("timeout_s", timeout_s)
-        self._start_timeout_s = start_timeout_s
-        seeds_of(seed, self.num_envs)
+        self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else self._pool.autoreset
         self._first_seed = seed
-        if min_workers is not None and not 1 <= whole_number("min_workers", min_workers) <= self.num_workers:
-            raise UsageError(f"min_workers must be between 1 and num_workers={self.num_workers}; got {min_workers}")
-        self._template, self._env, self._env_kwargs = template, env, env_kwargs
-        self._min_workers = min_workers
+        self._seed = seeds_of(seed, 1)[0]
+        seeds_of(seed, self.num_envs)  # refused here, not at the first reset
+        if self._timing.min_workers is not None and self._timing.min_workers > self.num_workers:
+            raise UsageError(
+                f"min_workers must be between 1 and num_workers={self.num_workers}; got {self._timing.min_workers}"
+            )
         self._owner_pid = os.getpid()
         plans, pickles = self._plans_for(self.num_workers)
-        config = RunConfig(
+        config = HeadConfig(
             plans=plans,
             env_pickles=pickles,
             sync=EveryUpdate() if sync is None else sync,
-            max_worker_restarts=max_worker_restarts,
-            join_timeout_s=join_timeout_s,
-            heartbeat_s=heartbeat_s,
-            silence_s=silence_s,
-            reconnect_s=reconnect_s,
-            resend_s=resend_s,
-            compression=compression,
-            weights_dtype=weights_dtype,
-            address=address,
-            head_address=head_address,
-            raises_env_errors=on_env_error == "raise",
+            timing=self._timing,
+            network=self._network,
         )
         self._run = Run(config, Local() if launcher is None else launcher)
         self._finalizer = weakref.finalize(self, self._run.close_when_collected)
         try:
-            form = self._run.wait_until_ready(start_timeout_s, min_workers)
+            form = self._run.wait_until_ready(self._timing.start_timeout_s, self._timing.min_workers)
         except BaseException:
             self._finalizer()
             raise
         self._form = form
         self._head = self._run.head
         self._stepping = Stepping(self._run, form)
-        self._calling = Calling(self._run, self._timeout_s)
+        self._calling = Calling(self._run, self._timing.timeout_s)
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = RolloutActivity(self._run, form, self._learner)
         self.autoreset_mode = AutoresetMode(self._autoreset.value)
         self.metadata = {**self._run.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = render_mode if pixels is None else "rgb_array"
-        self.spec = spec_of(env)
+        self.render_mode = self._env.render_mode if self._env.pixels is None else "rgb_array"
+        self.spec = gymnasium_spec_of(self._env)
         self.single_observation_space = form.obs.space
         self.single_action_space = form.actions.space
         self._set_spaces()
@@ -202,10 +178,24 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those in `options["reset_mask"]`, and return a row for each env.
 
-        Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
+        Results that were not received are dropped.
+
+        Args:
+            seed: Env i is seeded with `seed + i`, or with `seed[i]`. None: with the cluster's own seed at the first
+                reset, later the generators go on.
+            options: Passed to each env, without "reset_mask". That is an array of [num_envs] bool: the other envs
+                repeat their last observation.
+
+        Returns:
+            Observations of all envs, and infos.
+
+        Raises:
+            EnvFailed: An env raised, or its worker was lost. `recv()` returns the batch.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`. `recv()` goes on waiting for them.
         """
         self._send_reset(seed, options, is_whole=True)
-        obs, _, _, _, info = self._receive(self._timeout_s)
+        obs, _, _, _, info = self._receive(self._timing.timeout_s)
         return obs, info
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
@@ -221,6 +211,18 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         Returns:
             Observations, rewards, terminations, truncations and infos, as Gymnasium's vector envs return them.
+
+        Raises:
+            InvalidAction: The actions do not fit the action space; nothing was sent.
+            NotReset: Envs are to be reset before the first step.
+            EnvBusy: A worker that is to step has results to come.
+            NothingToReceive: Fewer envs would be at work than a batch has rows.
+            EnvFailed: An env raised, or its worker was lost. `recv()` returns the batch; for a policy, the same call.
+            StepOnEndedEpisode: With autoreset disabled, an env must be reset first. `recv()` returns the batch.
+            PolicyFailed: The policy raised on a worker.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`. `recv()` goes on waiting for them;
+                for a policy, the same call.
         """
         if is_policy_like(actions):
             if env_id is not None:
@@ -229,27 +231,76 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if env_id is not None and not self.closed:
             self._require_batch(len(self._stepping.in_flight) + np.size(env_id) // self.num_envs_per_worker)
         self.send(actions, env_id)
-        result = self._receive(self._timeout_s)
+        result = self._receive(self._timing.timeout_s)
         if env_id is not None or self.batch_size < self.num_envs:
             result[4]["env_id"] = self._stepping.last_env_ids
         return result
 
     def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
-        """The rendered frames of all envs, or of those in `env_ids`, in that order."""
+        """Render all envs, or some.
+
+        Args:
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Returns:
+            A frame for each of these envs, in that order.
+
+        Raises:
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
+        """
         return self.call("render") if env_ids is None else self.call_some(env_ids, "render")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each env, or get an attribute. Arguments and results are plain values and arrays."""
+        """Call a method of each env, or get an attribute. Arguments and results are plain values and arrays.
+
+        Args:
+            name: Name of the method or attribute.
+            args: Positional arguments of the method.
+            kwargs: Named arguments of the method.
+
+        Returns:
+            A result for each env.
+
+        Raises:
+            UsageError: An argument or a result is no plain value.
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`; the result is dropped.
+        """
         self._require_idle(f"call {name!r}")
         return self._calling.call(range(self.num_envs), name, args, kwargs)
 
     def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
+        """Call a method of some envs, or get an attribute. Arguments and results are plain values and arrays.
+
+        Args:
+            env_ids: Indices of some envs, in any order.
+            name: Name of the method or attribute.
+            args: Positional arguments of the method.
+            kwargs: Named arguments of the method.
+
+        Returns:
+            A result for each of these envs, in that order.
+
+        Raises:
+            UsageError: An argument or a result is no plain value.
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`; the result is dropped.
+        """
         self._require_idle(f"call {name!r}")
         return self._calling.call(some_env_ids(env_ids, self.num_envs), name, args, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Get an attribute of each env."""
+        """Get an attribute of each env; as `call(name)`.
+
+        Args:
+            name: Name of the attribute.
+
+        Returns:
+            A value for each env.
+        """
         return self.call(name)
 
     def set_attr(self, name: str, values: Any, env_ids: ArrayLike | None = None) -> None:
@@ -259,6 +310,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             name: Name of the attribute.
             values: A list or tuple has a value for each of these envs; anything else is for all of them.
             env_ids: All envs of some workers, in any order; None: all.
+
+        Raises:
+            UsageError: A value is not plain, or the number of values is another one.
+            EnvBusy: Workers have results to come, or a stream runs.
+            EnvFailed: An env raised.
         """
         self._require_idle(f"set {name!r}")
         self._calling.set_attr(name, values, None if env_ids is None else np.asarray(env_ids))
@@ -269,7 +325,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self.get_attr("np_random_seed")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End all workers; called by close()."""
+        """End all workers; called by close(). In a fork of the owner this does nothing.
+
+        Args:
+            kwargs: Not used; Gymnasium's close() passes its own on.
+        """
         self._finalizer()
 
     # -- asynchronously --
@@ -277,26 +337,56 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def async_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Start resetting all envs; recv() returns the workers that are ready first."""
+        """Start resetting all envs; recv() returns the workers that are ready first.
+
+        Args:
+            seed: As for reset().
+            options: Passed to each env; "reset_mask" is refused.
+
+        Raises:
+            UsageError: The options have a mask, or the seeds are wrong.
+        """
         if options is not None and "reset_mask" in options:
             raise UsageError("async_reset() resets all envs; for some of them call reset() with reset_mask")
         self._send_reset(seed, options, is_whole=False)
 
     def send(self, actions: Any, env_id: ArrayLike | None = None) -> None:
-        """Start one step of all envs, or of those in `env_id`: all envs of some workers, in any order.
+        """Start one step of all envs, or of those in `env_id`.
 
-        Nothing is sent if anything is wrong with the arguments.
+        Args:
+            actions: A row for each env, or for each of `env_id`.
+            env_id: All envs of some workers, in any order; None: all envs.
+
+        Raises:
+            InvalidAction: The actions do not fit the action space; nothing was sent.
+            NotReset: Envs are to be reset before the first step.
+            EnvBusy: One of these workers has results to come; nothing was sent.
+            UsageError: `env_id` has some envs of a worker, but not all; nothing was sent.
         """
         self._require_open()
         env_ids = None if env_id is None else np.asarray(env_id)
         self._stepping.send(actions, env_ids, keeps_order=self.batch_size == self.num_envs)
 
     def recv(self, timeout_s: float | None = None) -> StepResult:
-        """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
+        """Wait for the next batch.
 
         A synchronous cluster returns the envs that were sent, in the order in which they were sent.
         After ClusterTimeout, EnvFailed or StepOnEndedEpisode, raised by this, step(actions) or reset(), nothing is
         lost: call it (again) for the same batch.
+
+        Args:
+            timeout_s: Seconds to wait; None: `timing.timeout_s`.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos; `info["env_id"]` says which env each row
+            belongs to.
+
+        Raises:
+            NothingToReceive: Fewer envs are in flight than a batch has rows.
+            EnvFailed: An env raised, or its worker was lost.
+            StepOnEndedEpisode: With autoreset disabled, an env must be reset first.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: The workers have not answered after `timeout_s`.
         """
         self._require_open()
         stepping = self._stepping
@@ -304,51 +394,96 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise NothingToReceive("no env is in flight: send() actions first")
         if not stepping.is_held:  # else a batch has come, and an error was raised for it
             self._require_batch(len(stepping.in_flight))
-        result = self._receive(self._timeout_s if timeout_s is None else timeout_s)
+        result = self._receive(self._timing.timeout_s if timeout_s is None else timeout_s)
         result[4]["env_id"] = stepping.last_env_ids
         return result
 
     # -- DETACH: the policy acts on the workers --
 
     def rollout(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> Rollout:
-        """`num_steps` steps of all envs, with actions chosen by `agent` on the workers.
+        """Collect `num_steps` steps of all envs, with actions chosen by `agent` on the workers.
 
-        The agent's present weights are published first; workers pull them if the synchronisation rule says so. Pass
-        the same object each time: another one is another policy, which all workers have to build.
+        The agent's present weights are published first; workers pull them if the synchronisation rule says so.
         After ClusterTimeout or EnvFailed nothing is lost: make the same call for the same rollout.
+
+        Args:
+            agent: The policy. Pass the same object each time: another one is another policy, which all workers have to
+                build.
+            num_steps: Number of steps of each env.
+            timeout_s: Seconds to wait; None: `timing.timeout_s`.
+
+        Returns:
+            The rollouts of all workers, side by side in the order of envs.
+
+        Raises:
+            UsageError: `agent` is no policy, or `num_steps` no whole number of at least 1.
+            EnvFailed: An env raised, or its worker was lost.
+            PolicyFailed: The policy raised on a worker, or cannot be built there.
+            WorkerLost: A worker was given up.
+            ClusterTimeout: Not all workers have answered after `timeout_s`.
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
         if not self._collecting.is_begun(agent, num_steps):
             self._learner.publish(agent)
             self._collecting.begin(agent, num_steps)
-        return self._collecting.finish(self._timeout_s if timeout_s is None else timeout_s)
+        return self._collecting.finish(self._timing.timeout_s if timeout_s is None else timeout_s)
 
     def stream(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> RolloutStream:
-        """Rollouts of single workers, as they come, without end; `publish()` sends the workers news meanwhile.
+        """Iterate over rollouts of single workers, as they come, without end; `publish()` sends news meanwhile.
 
-        A worker never waits for the learner, until it is `credit` rollouts ahead of it. One that is lost comes back, or
-        the others go on without it. To leave the loop ends the stream: rollouts that were not taken are dropped. An
-        error does not end it, if you keep it: `next()` goes on.
+        A worker waits for the learner only when it is `network.credit` rollouts ahead of it. One that is lost comes
+        back, or the others go on without it. To leave the loop ends the stream: rollouts that were not taken are
+        dropped. An error does not end it, if you keep it: `next()` goes on.
+
+        Args:
+            agent: The policy; its present weights are published first.
+            num_steps: Number of steps of each env in a rollout.
+            timeout_s: Seconds to wait for each rollout; None: `timing.timeout_s`.
+
+        Returns:
+            The stream. Its `next()` raises EnvFailed, PolicyFailed, WorkerLost and ClusterTimeout as rollout() does.
+
+        Raises:
+            UsageError: `agent` is no policy, or `num_steps` no whole number of at least 1.
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
         self.publish(agent)
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._credit, timeout_s)
+        timeout_s = self._timing.timeout_s if timeout_s is None else timeout_s
+        return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._network.credit, timeout_s)
 
     def publish(self, agent: Any) -> int:
-        """Make the agent's present weights the newest version, which is returned. Workers hear of it."""
+        """Make the agent's present weights the newest version, and tell the workers.
+
+        Args:
+            agent: The policy.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            UsageError: `agent` is no policy.
+        """
         self._require_open()
         return self._learner.publish(agent)
 
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:
-        """More workers, or fewer: the last ones go. `num_envs`, `batch_size` and the spaces follow.
+        """Change the number of workers: the last ones go. `num_envs`, `batch_size` and the spaces follow.
 
         While a stream runs it goes on: new workers join it when they are there, and rollouts of those that go, if they
-        were not taken, are dropped. At other times this waits until new workers are ready, as the constructor does, and
-        `timeout_s` at most, if that is said: after JoinTimeout they may still come. Before the next step() all envs
-        must be reset.
+        were not taken, are dropped. At other times this waits until new workers are ready, as the constructor does.
+        Before the next step() all envs must be reset.
+
+        Args:
+            num_workers: Number of workers from now on.
+            timeout_s: Seconds to wait at most, wherever the time goes; None: as the constructor waits.
+
+        Raises:
+            UsageError: The number does not fit the batch size, the env's list of factories, or its list of arguments.
+            EnvBusy: Workers have results to come, or a rollout is not finished.
+            JoinTimeout: Not all workers were ready in time; they may still come.
+            ClusterError: The launcher's engine refuses; nothing has changed.
         """
         self._require_open()
         num_workers = whole_number("num_workers", num_workers)
@@ -363,10 +498,17 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._stepping.drop()
         self._set_spaces()
         if is_more and not self._run.is_busy:
-            self._run.wait_until_ready(self._start_timeout_s, self._min_workers, timeout_s)
+            self._run.wait_until_ready(self._timing.start_timeout_s, self._timing.min_workers, timeout_s)
 
     def stats(self) -> RunStats:
-        """Counters for each worker; printed, they are one line."""
+        """Count what each worker has done.
+
+        Returns:
+            Counters for each worker; printed, they are one line.
+
+        Raises:
+            PoolClosed: The cluster was closed.
+        """
         self._require_open()
         return self._head.stats()
 
@@ -383,8 +525,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     # -- inside --
 
     def _plans_for(self, num_workers: int) -> tuple[tuple[PoolPlan, ...], tuple[bytes | None, ...]]:
-        plans = pool_plans(self._template, self._env, self._env_kwargs, num_workers)
-        return plans, env_pickles(self._env, plans, self._env_kwargs)
+        plans = pool_plans(self._env, self._pool, self._seed, num_workers)
+        return plans, env_pickles(self._env, plans)
 
     def _batch_size_of(self, given: int | None, num_envs: int) -> int:
         size = num_envs if given is None else whole_number("batch_size", given)

@@ -1,36 +1,113 @@
-"""EnvSpec: how to build an environment. EnvTraits: what is known of it once it is built."""
+"""EnvSpec: all that a caller says about envs. EnvTraits: what is known of an env once it was built."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from envfleet.contract.errors import UsageError
+from envfleet.contract.pixels import Pixels
+
+if TYPE_CHECKING:
+    EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]]
+else:
+    EnvKwargs = Any  # msgspec, which decodes specs, knows no callables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """How to build one env: a Gymnasium id, or a factory by its import path.
+    """How to build envs: a Gymnasium id or a factory, and the settings that go with it.
 
-    It has plain values only, so that it can travel to another machine without pickling code.
+    With an id or an import path, and with plain values as arguments, a spec travels to another machine without pickled
+    code.
     """
 
-    id: str | None = None  # "LunarLander-v3"
-    factory: str | None = None  # "package.module:function"
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None  # Gymnasium's: "LunarLander-v3"
+    factory: Any = None  # "package.module:function", a callable, Gymnasium's spec, or a list with one for each env
+    kwargs: EnvKwargs = field(default_factory=dict)  # a dict, a list with one for each env, or a function of its index
     max_episode_steps: int | None = None  # None: what is registered for the id
     render_mode: str | None = None
+    pixels: Pixels | None = None  # observations are images of the envs
 
     def __post_init__(self) -> None:
         """Check that exactly one of `id` and `factory` is given."""
         if (self.id is None) == (self.factory is None):
             raise UsageError(f"EnvSpec takes either id= or factory=; got id={self.id!r}, factory={self.factory!r}")
-        if self.factory is not None and self.factory.count(":") != 1:
+        if isinstance(self.factory, str) and self.factory.count(":") != 1:
             raise UsageError(f"factory must read 'package.module:function'; got {self.factory!r}")
+
+    @classmethod
+    def of(
+        cls,
+        env: Any,
+        *,
+        kwargs: EnvKwargs | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        pixels: Pixels | None = None,
+    ) -> EnvSpec:
+        """The spec of an env that is an id, a spec, or what makes the env; the settings overrule those of a spec."""
+        if env is None:
+            raise UsageError("env must be a Gymnasium id, an EnvSpec, or a callable that makes an env; got None")
+        spec = env if isinstance(env, EnvSpec) else cls(id=env) if isinstance(env, str) else cls(factory=env)
+        return replace(
+            spec,
+            kwargs=_merged(spec.kwargs, kwargs),
+            max_episode_steps=spec.max_episode_steps if max_episode_steps is None else max_episode_steps,
+            render_mode=spec.render_mode if render_mode is None else render_mode,
+            pixels=spec.pixels if pixels is None else pixels,
+        )
+
+    @property
+    def is_list(self) -> bool:
+        """Has each env a factory of its own?"""
+        return isinstance(self.factory, Sequence) and not isinstance(self.factory, str)
+
+    def one(self, index: int, num_envs: int) -> EnvSpec:
+        """The spec of env `index` of `num_envs`: one factory, and a dict of arguments."""
+        kwargs = self.kwargs_of(index, num_envs)
+        if not self.is_list:
+            return replace(self, kwargs=kwargs)
+        return EnvSpec.of(
+            self.factory[index],
+            kwargs=kwargs,
+            max_episode_steps=self.max_episode_steps,
+            render_mode=self.render_mode,
+            pixels=self.pixels,
+        )
+
+    def kwargs_of(self, index: int, num_envs: int) -> dict[str, Any]:
+        """The arguments of env `index` of `num_envs`."""
+        kwargs = self.kwargs
+        if not isinstance(kwargs, Mapping) and not callable(kwargs) and len(kwargs) != num_envs:
+            raise UsageError(f"a list of env_kwargs must have num_envs={num_envs} entries; got {len(kwargs)}")
+        return _kwargs_at(kwargs, index)
+
+    def common_kwargs(self, num_envs: int) -> dict[str, Any] | None:
+        """The arguments of all `num_envs` envs; None if they differ."""
+        if isinstance(self.kwargs, Mapping):
+            return dict(self.kwargs)
+        each = [self.kwargs_of(index, num_envs) for index in range(num_envs)]
+        is_same = all(repr(kwargs) == repr(each[0]) for kwargs in each)  # values need not be comparable
+        return each[0] if is_same else None
+
+
+def _merged(defaults: EnvKwargs, given: EnvKwargs | None) -> EnvKwargs:
+    if given is None:
+        return defaults
+    if isinstance(defaults, Mapping) and not callable(given):
+        return {**defaults, **given} if isinstance(given, Mapping) else [{**defaults, **each} for each in given]
+    return lambda index: {**_kwargs_at(defaults, index), **_kwargs_at(given, index)}
+
+
+def _kwargs_at(kwargs: EnvKwargs, index: int) -> dict[str, Any]:
+    if isinstance(kwargs, Mapping):
+        return dict(kwargs)
+    return dict(kwargs(index) if callable(kwargs) else kwargs[index])
 
 
 @dataclass(frozen=True, slots=True)

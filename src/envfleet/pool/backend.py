@@ -1,70 +1,20 @@
-"""Backend: what every way of running envs offers. PoolConfig: the settings all of them share."""
+"""Backend: what every way of running envs offers."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
-from envfleet.contract.checks import positive, whole_number
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import UsageError
+from envfleet.contract.pool_config import Line
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
 
 # All of step() in one call: its five results; None if the actions need a closer look, and nothing was done; False if
 # the results do, and are to be received.
 StepAtOnce = Callable[[Any], tuple[Any, ...] | bool | None]
-
-
-ObservationMode = Literal["same", "different"]
-
-
-class Line(enum.IntEnum):
-    """Where results go: into batches with a row for each env, or into batches of the first that finish."""
-
-    FULL = 0
-    FIRST_READY = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolConfig:
-    """Settings of a pool; checked here, once."""
-
-    num_envs: int
-    batch_size: int | None = None  # None: wait for every env
-    autoreset: Autoreset = Autoreset.NEXT_STEP
-    observation_mode: ObservationMode = "same"
-    max_env_restarts: int | None = None  # None: an env that fails is reported, not restarted
-    num_workers: int | None = None  # None: one for each CPU that may be used
-    pin_workers: bool = False  # bind each worker to its share of the CPUs, where there are enough of them
-    timeout_s: float = 60.0  # for results of envs
-    start_timeout_s: float = 300.0  # for building them
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        for name in ("num_envs", "batch_size", "num_workers", "max_env_restarts"):
-            if getattr(self, name) is not None or name == "num_envs":
-                whole_number(name, getattr(self, name))
-        if self.batch_size is not None and self.batch_size > self.num_envs:
-            raise UsageError(f"batch_size must be between 1 and num_envs={self.num_envs}; got {self.batch_size}")
-        if self.observation_mode not in get_args(ObservationMode):
-            raise UsageError(f"observation_mode must be 'same' or 'different'; got {self.observation_mode!r}")
-        for name in ("timeout_s", "start_timeout_s"):
-            positive(name, getattr(self, name))
-
-    @property
-    def rows(self) -> int:
-        """Rows of a batch that recv() returns."""
-        return self.num_envs if self.batch_size is None else self.batch_size
-
-    @property
-    def line(self) -> Line:
-        """The line that send() uses."""
-        return Line.FULL if self.rows == self.num_envs else Line.FIRST_READY
 
 
 class Backend(Protocol):
@@ -76,6 +26,12 @@ class Backend(Protocol):
     @property
     def step_at_once(self) -> StepAtOnce | None:
         """A quicker way to step all envs, if there is one at present."""
+
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """Use `mode` from the next call on; nothing is in flight. False if envs had to be built anew for it.
+
+        Raises UsageError, and nothing has changed, where envs of another library do not have this mode.
+        """
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """Start resetting `env_ids`. On the full line the other envs repeat their last observation."""
@@ -114,11 +70,3 @@ class SavesStates(Protocol):
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
         """Put some envs back into saved states."""
-
-
-@runtime_checkable
-class SwitchesAutoreset(Protocol):
-    """A backend that can use another autoreset mode with the same envs."""
-
-    def switch_autoreset(self, mode: Autoreset) -> bool:
-        """Use `mode` from now on. False, and nothing has changed: it would have to be built anew."""

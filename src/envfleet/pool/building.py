@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.contract.errors import UsageError
-from envfleet.contract.pixels import Pixels
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.foreign_envs import hint
 from envfleet.pool.pixel_observation import PixelObservation
@@ -21,41 +20,37 @@ from envfleet.pool.simulators.atari_ids import atari_spec
 from envfleet.pool.simulators.mujoco_gl import advice
 
 EnvLike = str | EnvSpec | GymnasiumSpec | Callable[..., Any]
-EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
 class EnvBuilder:
     """Builds one env. Registered envs travel as Gymnasium's spec, so a child need not know the registration."""
 
-    source: GymnasiumSpec | Callable[..., Any] | str  # a str is a factory's import path
-    kwargs: dict[str, Any]
-    max_episode_steps: int | None
-    render_mode: str | None
+    spec: EnvSpec  # of this env alone, with what builds it as `factory`
     is_checked: bool  # Gymnasium's own checks of a new env; one env of a pool is enough
-    pixels: Pixels | None = None
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """Build the env."""
-        if self.pixels is None:
-            return self._build(self.render_mode)
+        render_mode, pixels = self.spec.render_mode, self.spec.pixels
+        if pixels is None:
+            return self._build(render_mode)
         is_registered = isinstance(self.source, GymnasiumSpec)
         try:
-            env = self._build("rgb_array" if is_registered and self.render_mode is None else self.render_mode)
-            return PixelObservation(env, self.pixels)
+            env = self._build("rgb_array" if is_registered and render_mode is None else render_mode)
+            return PixelObservation(env, pixels)
         except Exception as error:
             if (text := advice(error)) is not None:
                 raise UsageError(text) from error
             raise
 
     def _build(self, render_mode: str | None) -> gymnasium.Env[Any, Any]:
-        kwargs = dict(self.kwargs)
+        kwargs, max_episode_steps = dict(self.kwargs), self.spec.max_episode_steps
         if render_mode is not None:
             kwargs["render_mode"] = render_mode
         if isinstance(self.source, GymnasiumSpec):
             made: gymnasium.Env[Any, Any] = gymnasium.make(
                 self.source,
-                max_episode_steps=self.max_episode_steps,
+                max_episode_steps=max_episode_steps,
                 disable_env_checker=None if self.is_checked else True,
                 **kwargs,
             )
@@ -64,9 +59,21 @@ class EnvBuilder:
         env: gymnasium.Env[Any, Any] = make(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}{hint(env)}")
-        if self.max_episode_steps is not None:
-            env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+        if max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, max_episode_steps)
         return env
+
+    @property
+    def source(self) -> GymnasiumSpec | Callable[..., Any] | str:
+        """What builds the env; a str is a factory's import path."""
+        source: GymnasiumSpec | Callable[..., Any] | str = self.spec.factory
+        return source
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The arguments of the env."""
+        assert isinstance(self.spec.kwargs, Mapping)  # the spec is of one env
+        return self.spec.kwargs
 
 
 def take_or_build(built: list[Any], build: Callable[[], Any]) -> Any:
@@ -74,41 +81,20 @@ def take_or_build(built: list[Any], build: Callable[[], Any]) -> Any:
     return built.pop() if built else build()
 
 
-def env_builders(
-    env: EnvLike | Sequence[Callable[..., Any]],
-    num_envs: int,
-    *,
-    env_kwargs: EnvKwargs = None,
-    max_episode_steps: int | None = None,
-    render_mode: str | None = None,
-    pixels: Pixels | None = None,
-) -> list[EnvBuilder]:
+def env_builders(spec: EnvSpec, num_envs: int) -> list[EnvBuilder]:
     """One builder for each of `num_envs` envs."""
-    if isinstance(env, Sequence) and not isinstance(env, str):
-        if len(env) != num_envs:
-            raise UsageError(f"a list of env factories must have num_envs={num_envs} entries; got {len(env)}")
-        envs: list[EnvLike] = list(env)
-    else:
-        envs = [env] * num_envs
-    resolved = {id(each): _resolve(each) for each in envs}
+    if spec.is_list and len(spec.factory) != num_envs:
+        raise UsageError(f"a list of env factories must have num_envs={num_envs} entries; got {len(spec.factory)}")
+    sources: dict[Any, GymnasiumSpec | Callable[..., Any] | str] = {}  # ids are looked up once
     builders = []
-    for index, each in enumerate(envs):
-        kwargs = kwargs_of(env_kwargs, index, num_envs)
-        spec_kwargs, spec_steps, spec_mode = {}, None, None
-        if isinstance(each, EnvSpec):
-            spec_kwargs, spec_steps, spec_mode = dict(each.kwargs), each.max_episode_steps, each.render_mode
-        kwargs = {**spec_kwargs, **kwargs}
-        require_env_kwargs(resolved[id(each)], kwargs)
-        builders.append(
-            EnvBuilder(
-                source=resolved[id(each)],
-                kwargs=kwargs,
-                max_episode_steps=max_episode_steps if max_episode_steps is not None else spec_steps,
-                render_mode=render_mode if render_mode is not None else spec_mode,
-                is_checked=index == 0,
-                pixels=pixels,
-            )
-        )
+    for index in range(num_envs):
+        one = spec.one(index, num_envs)
+        key = one.id or id(one.factory)
+        if key not in sources:
+            sources[key] = _resolve(one)
+        builder = EnvBuilder(replace(one, id=None, factory=sources[key]), is_checked=index == 0)
+        require_env_kwargs(builder.source, builder.kwargs)
+        builders.append(builder)
     return builders
 
 
@@ -129,13 +115,17 @@ def without_module(env_id: str) -> str:
     return name
 
 
-def _resolve(env: EnvLike) -> GymnasiumSpec | Callable[..., Any] | str:
-    if isinstance(env, EnvSpec):
-        return registered(env.id) if env.id is not None else str(env.factory)
-    if isinstance(env, str):
-        return registered(env)
-    require_env_like(env)
-    return portable(env) if isinstance(env, GymnasiumSpec) else env
+def _resolve(spec: EnvSpec) -> GymnasiumSpec | Callable[..., Any] | str:
+    """What builds the env of a spec of one env."""
+    if spec.id is not None:
+        return registered(spec.id)
+    if isinstance(spec.factory, str):
+        return spec.factory
+    require_env_like(spec.factory)
+    if isinstance(spec.factory, GymnasiumSpec):
+        return portable(spec.factory)
+    factory: Callable[..., Any] = spec.factory
+    return factory
 
 
 def require_env_like(env: Any) -> None:
@@ -169,19 +159,6 @@ def _takes(factory: Any, name: str) -> bool:
     except (TypeError, ValueError):
         return True
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-
-def kwargs_of(env_kwargs: EnvKwargs, index: int, num_envs: int) -> dict[str, Any]:
-    """The arguments of env `index`."""
-    if env_kwargs is None:
-        return {}
-    if isinstance(env_kwargs, Mapping):
-        return dict(env_kwargs)
-    if callable(env_kwargs):
-        return dict(env_kwargs(index))
-    if len(env_kwargs) != num_envs:
-        raise UsageError(f"a list of env_kwargs must have num_envs={num_envs} entries; got {len(env_kwargs)}")
-    return dict(env_kwargs[index])
 
 
 def imported(path: str) -> Callable[..., Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
+from envfleet.contract.pool_config import BackendName, ObservationMode, OnEnvError, PoolConfig
+from envfleet.contract.spec import EnvKwargs, EnvSpec
 from envfleet.pool.arguments import seeds_of
-from envfleet.pool.backend import ObservationMode, PoolConfig
-from envfleet.pool.building import EnvKwargs, EnvLike, env_builders
+from envfleet.pool.backend import Backend
+from envfleet.pool.building import EnvLike, env_builders
 from envfleet.pool.native.registry import NativeChoice, choose_native
 from envfleet.pool.native.twins import NotNative
 from envfleet.pool.pool import EnvPool
@@ -21,23 +23,21 @@ from envfleet.pool.vector.choice import is_envpool_task, vector_builder
 
 logger = logging.getLogger("envfleet.pool")
 
-BACKENDS = ("auto", "native", "process", "serial", "vector")
-
 
 def make(
     env: EnvLike | Sequence[Callable[..., Any]],
     num_envs: int | None = None,
     *,
     batch_size: int | None = None,
-    backend: Literal["auto", "native", "process", "serial", "vector"] = "auto",
+    backend: BackendName = "auto",
     autoreset_mode: AutoresetMode | Autoreset | str = Autoreset.NEXT_STEP,
     observation_mode: ObservationMode = "same",
     seed: int | None = None,
-    env_kwargs: EnvKwargs = None,
+    env_kwargs: EnvKwargs | None = None,
     max_episode_steps: int | None = None,
     num_workers: int | None = None,
     pin_workers: bool | None = None,
-    on_env_error: Literal["raise", "restart"] = "raise",
+    on_env_error: OnEnvError = "raise",
     max_env_restarts: int = 10,
     render_mode: str | None = None,
     pixels: Pixels | None = None,
@@ -79,93 +79,83 @@ def make(
         timeout_s: The longest wait for results before PoolTimeout.
         start_timeout_s: The longest wait for the envs to be built.
     """
-    if num_envs is None:
-        num_envs = len(env) if isinstance(env, Sequence) and not isinstance(env, str) else 1
-    if on_env_error not in ("raise", "restart"):
-        raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {on_env_error!r}")
-    if backend not in BACKENDS:
-        raise UsageError(f"no backend is called {backend!r}; known: {', '.join(BACKENDS)}")
-    if is_envpool_task(env):
-        if backend not in ("auto", "vector"):
-            raise UsageError(f"EnvPool runs its tasks itself: backend must be 'auto' or 'vector'; got {backend!r}")
-        backend = "vector"
-    if pixels is not None:
-        backend = drawing_backend(pixels, backend, render_mode)
-    choice = _native_choice(backend, env, num_envs, env_kwargs, max_episode_steps, render_mode)
+    spec = EnvSpec.of(
+        env, kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode, pixels=pixels
+    )
     config = PoolConfig(
-        num_envs=num_envs,
+        num_envs=(len(spec.factory) if spec.is_list else 1) if num_envs is None else num_envs,
         batch_size=batch_size,
+        backend=backend,
         autoreset=autoreset_of(autoreset_mode),
         observation_mode=observation_mode,
-        max_env_restarts=max_env_restarts if on_env_error == "restart" else None,
         num_workers=num_workers,
-        pin_workers=choice is None if pin_workers is None else pin_workers,
+        pin_workers=pin_workers,
+        on_env_error=on_env_error,
+        max_env_restarts=max_env_restarts,
         timeout_s=timeout_s,
         start_timeout_s=start_timeout_s,
     )
-    seeds_of(seed, num_envs)  # refused here, not at the first reset
+    return make_pool(spec, config, seed)
+
+
+def make_pool(spec: EnvSpec, config: PoolConfig, seed: int | None = None) -> EnvPool:
+    """The pool for these values; `make` without its many names."""
+    seeds_of(seed, config.num_envs)  # refused here, not at the first reset
+    return EnvPool(_make_backend(spec, config), config, seed)
+
+
+def _make_backend(spec: EnvSpec, config: PoolConfig) -> Backend:
+    backend = chosen_backend(spec, config.backend)
+    choice = _native_choice(spec, config, backend)
     if choice is not None:
         from envfleet.pool.native.backend import NativeBackend
 
-        return EnvPool(NativeBackend(choice, config), config, seed)
+        return NativeBackend(choice, config)
     if backend == "vector":
         from envfleet.pool.vector.backend import VectorBackend
 
-        build = vector_builder(
-            env, config, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
-        )
-        return EnvPool(VectorBackend(build, config), config, seed)
-    builders = env_builders(
-        env,
-        num_envs,
-        env_kwargs=env_kwargs,
-        max_episode_steps=max_episode_steps,
-        render_mode=render_mode,
-        pixels=pixels,
-    )
+        return VectorBackend(vector_builder(spec, config), config)
+    builders = env_builders(spec, config.num_envs)
     if backend == "serial":
         from envfleet.pool.serial import SerialBackend
 
-        return EnvPool(SerialBackend(builders, config), config, seed)
+        return SerialBackend(builders, config)
     from envfleet.pool.process.backend import ProcessBackend
 
-    return EnvPool(ProcessBackend(builders, config), config, seed)
+    return ProcessBackend(builders, config)
 
 
-def _native_choice(
-    backend: str,
-    env: EnvLike | Sequence[Callable[..., Any]],
-    num_envs: int,
-    env_kwargs: EnvKwargs,
-    max_episode_steps: int | None,
-    render_mode: str | None,
-) -> NativeChoice | None:
+def chosen_backend(spec: EnvSpec, backend: str) -> str:
+    """The backend that the env needs; else the one that is asked for, which may be "auto"."""
+    if is_envpool_task(spec.id):
+        if backend not in ("auto", "vector"):
+            raise UsageError(f"EnvPool runs its tasks itself: backend must be 'auto' or 'vector'; got {backend!r}")
+        backend = "vector"
+    if spec.pixels is None:
+        return backend
+    if not isinstance(spec.pixels, Pixels):
+        raise UsageError(f"pixels must be envfleet.Pixels(...); got {spec.pixels!r}")
+    if backend not in ("auto", "process", "serial"):
+        raise UsageError(
+            f"Python envs draw pixel observations: backend must be 'auto', 'process' or 'serial'; got {backend!r}"
+        )
+    if spec.render_mode not in (None, "rgb_array"):
+        raise UsageError(f"pixel observations need render_mode='rgb_array' (or None); got {spec.render_mode!r}")
+    return "serial" if backend == "serial" else "process"
+
+
+def _native_choice(spec: EnvSpec, config: PoolConfig, backend: str) -> NativeChoice | None:
     """The native env that answers the call; None if another backend is to run it."""
     if backend not in ("auto", "native"):
         return None
     try:
-        return choose_native(
-            env, num_envs, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode
-        )
+        return choose_native(spec, config.num_envs)
     except NotNative as error:
         if backend == "native":
             raise UsageError(f"backend='native' is not available: {error}") from None
         level = logging.WARNING if error.is_surprise else logging.INFO
         logger.log(level, "not native: %s", str(error))  # the exception itself would keep its frames alive
         return None
-
-
-def drawing_backend(pixels: Pixels, backend: str, render_mode: str | None) -> Literal["process", "serial"]:
-    """Which backend gives pixel observations."""
-    if not isinstance(pixels, Pixels):
-        raise UsageError(f"pixels must be envfleet.Pixels(...); got {pixels!r}")
-    if backend not in ("auto", "process", "serial"):
-        raise UsageError(
-            f"Python envs draw pixel observations: backend must be 'auto', 'process' or 'serial'; got {backend!r}"
-        )
-    if render_mode not in (None, "rgb_array"):
-        raise UsageError(f"pixel observations need render_mode='rgb_array' (or None); got {render_mode!r}")
-    return "serial" if backend == "serial" else "process"
 
 
 def autoreset_of(mode: AutoresetMode | Autoreset | str) -> Autoreset:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,10 +28,11 @@ from envfleet.contract.errors import (
     UsageError,
 )
 from envfleet.contract.infos import Infos
+from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
-from envfleet.pool.backend import Backend, Line, PoolConfig, SavesStates, StepAtOnce, SwitchesAutoreset
+from envfleet.pool.backend import Backend, SavesStates, StepAtOnce
 from envfleet.pool.batch_rows import StepResult, rows_of_result
 
 # What a PoolTimeout says at the end.
@@ -85,7 +85,22 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, Infos]:
         """Reset all envs, or those in `options["reset_mask"]`, and return a row for each env.
 
-        Env i is seeded with `seed + i`, or with `seed[i]`. Results that were not received are dropped.
+        Results that were not received are dropped.
+
+        Args:
+            seed: Env i is seeded with `seed + i`, or with `seed[i]`. None: with the pool's own seed at the first reset,
+                later the generators go on.
+            options: Passed to each env, without "reset_mask". That is an array of [num_envs] bool: the other envs
+                repeat their last observation.
+
+        Returns:
+            Observations of all envs, and infos.
+
+        Raises:
+            NotReset: The first reset() has a mask that leaves envs out.
+            EnvBusy: Some envs are to be reset, but results are to come.
+            EnvFailed: An env raised, or its process died. `recv()` returns the batch.
+            PoolTimeout: No full batch after `timeout_s`. `recv()` goes on waiting for it.
         """
         self._require_open()
         seeds = self._seeds(seed)
@@ -117,6 +132,15 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
         Returns:
             Observations, rewards, terminations, truncations and infos, as Gymnasium's vector envs return them.
+
+        Raises:
+            InvalidAction: The actions do not fit the action space; nothing was sent.
+            NotReset: The pool was never reset.
+            EnvBusy: An env that is to step has a result to come.
+            NothingToReceive: Fewer envs would be at work than a batch has rows.
+            EnvFailed: An env raised, or its process died. `recv()` returns the batch.
+            StepOnEndedEpisode: With autoreset disabled, an env must be reset first. `recv()` returns the batch.
+            PoolTimeout: No full batch after `timeout_s`. `recv()` goes on waiting for it.
         """
         if self._step_at_once is not None and env_id is None:
             result: Any = self._step_at_once(actions)
@@ -134,17 +158,57 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return self._result(self._config.timeout_s, has_env_ids=has_env_ids)
 
     def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
-        """The rendered frames of all envs, or of those in `env_ids`, in that order."""
+        """Render all envs, or some.
+
+        Args:
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Returns:
+            A frame for each of these envs, in that order.
+
+        Raises:
+            EnvBusy: Results are to come: receive them first.
+            EnvFailed: An env raised.
+        """
         return self.call("render") if env_ids is None else self.call_some(env_ids, "render")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each env, or get an attribute."""
+        """Call a method of each env, or get an attribute.
+
+        Args:
+            name: Name of the method or attribute.
+            args: Positional arguments of the method.
+            kwargs: Named arguments of the method.
+
+        Returns:
+            A result for each env.
+
+        Raises:
+            EnvBusy: Results are to come: receive them first.
+            EnvFailed: An env raised.
+            PoolTimeout: No answer after `timeout_s`; the call goes on, but its result is dropped.
+        """
         self._require_open()
         self._require_no_flight(f"call {name!r}")
         return tuple(self._asked(self._backend.call, range(self.num_envs), name, args, kwargs))
 
     def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of the envs in `env_ids`, or get an attribute; the results are in that order."""
+        """Call a method of some envs, or get an attribute.
+
+        Args:
+            env_ids: Indices of some envs, in any order.
+            name: Name of the method or attribute.
+            args: Positional arguments of the method.
+            kwargs: Named arguments of the method.
+
+        Returns:
+            A result for each of these envs, in that order.
+
+        Raises:
+            EnvBusy: Results are to come: receive them first.
+            EnvFailed: An env raised.
+            PoolTimeout: No answer after `timeout_s`; the call goes on, but its result is dropped.
+        """
         self._require_open()
         self._require_no_flight(f"call {name!r}")
         ids = some_env_ids(env_ids, self.num_envs)
@@ -152,7 +216,14 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return tuple(values[env_id] for env_id in ids)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Get an attribute of each env."""
+        """Get an attribute of each env; as `call(name)`.
+
+        Args:
+            name: Name of the attribute.
+
+        Returns:
+            A value for each env.
+        """
         return self.call(name)
 
     def set_attr(self, name: str, values: Any, env_ids: ArrayLike | None = None) -> None:
@@ -162,6 +233,11 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             name: Name of the attribute.
             values: A list or tuple has a value for each of these envs; anything else is for all of them.
             env_ids: Indices of some envs, in any order; None: all.
+
+        Raises:
+            UsageError: The number of values is another one, or the envs are native.
+            EnvBusy: Results are to come: receive them first.
+            EnvFailed: An env raised.
         """
         self._require_open()
         self._require_no_flight(f"set {name!r}")
@@ -169,21 +245,31 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._asked(self._backend.set_attr, ids, name, values_for(values, len(ids)))
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
-        """Use another autoreset mode with the same envs; episodes that have ended must be reset before the next step.
+        """Use another autoreset mode from the next call on. Results that were not received are dropped.
+
+        Episodes that have ended must be reset before the next step.
+
+        Args:
+            mode: What follows the last step of an episode.
 
         Returns:
-            False if nothing has changed: the pool is at work, or would have to be built anew.
+            True if the envs are the same; False if they had to be built anew, and must be reset: vector envs of other
+            libraries only.
+
+        Raises:
+            UsageError: The pool was not made to switch, or its vector env does not have this mode. Nothing has changed.
+            PoolTimeout: Envs are still at work.
         """
         self._require_open()
-        backend = self._backend
-        if self._flight.num_in_flight or not isinstance(backend, SwitchesAutoreset):
-            return False
-        if not backend.switch_autoreset(mode):
-            return False
-        self._config = replace(self._config, autoreset=mode)
+        if mode is Autoreset.SAME_STEP and not self._config.has_finals:
+            raise UsageError("this pool has no room for final observations: make() it with autoreset_mode='same_step'")
+        self._clear_flight()
+        has_same_envs = self._backend.switch_autoreset(mode)
+        if not has_same_envs:
+            self._was_reset, self._step_at_once = False, None
         self.autoreset_mode = AutoresetMode(mode.value)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        return True
+        return has_same_envs
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's SyncVectorEnv has it
@@ -196,7 +282,11 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return self.get_attr("np_random")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the envs; called by close(). In a fork of the owner: nothing, they are not its own."""
+        """Close the envs; called by close(). In a fork of the owner this does nothing: the envs are the owner's.
+
+        Args:
+            kwargs: Not used; Gymnasium's close() passes its own on.
+        """
         self._step_at_once = None
         if os.getpid() == self._owner_pid:
             self._backend.close()
@@ -206,7 +296,16 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def async_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Start resetting all envs; recv() returns the first `batch_size` that are ready."""
+        """Start resetting all envs; recv() returns the first `batch_size` that are ready.
+
+        Args:
+            seed: As for reset().
+            options: Passed to each env; "reset_mask" is refused.
+
+        Raises:
+            UsageError: The options have a mask, or the seeds are wrong.
+            PoolTimeout: Envs are still at work on what was sent before; nothing was reset.
+        """
         self._require_open()
         seeds = self._seeds(seed)
         if options is not None and "reset_mask" in options:
@@ -218,9 +317,17 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._was_reset = True
 
     def send(self, actions: Any, env_id: ArrayLike | None = None) -> None:
-        """Start one step of all envs, or of those in `env_id`, which may be in any order.
+        """Start one step of all envs, or of those in `env_id`.
 
-        Nothing is sent if anything is wrong with the arguments.
+        Args:
+            actions: A row for each env, or for each of `env_id`.
+            env_id: Indices of some envs, in any order; None: all.
+
+        Raises:
+            InvalidAction: The actions do not fit the action space; nothing was sent.
+            NotReset: The pool was never reset.
+            EnvBusy: One of these envs has a result to come; nothing was sent.
+            UsageError: `env_id` is not a vector of indices, each once; nothing was sent.
         """
         if self.closed or not self._was_reset:
             self._require_open()
@@ -235,11 +342,24 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             self._sent.append(env_ids.copy())
 
     def recv(self, timeout_s: float | None = None) -> StepResult:
-        """Wait for the next batch. `info["env_id"]` says which env each row belongs to.
+        """Wait for the next batch.
 
         A synchronous pool returns the envs that were sent, in the order in which they were sent.
         After PoolTimeout, EnvFailed or StepOnEndedEpisode, raised by this, step() or reset(), nothing is lost: call it
         (again) for the same batch. The row of an env that failed is truncated there, with `info["env_error"]`.
+
+        Args:
+            timeout_s: Seconds to wait; None: the pool's own `timeout_s`.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos; `info["env_id"]` says which env each row
+            belongs to.
+
+        Raises:
+            NothingToReceive: Fewer envs are in flight than a batch has rows.
+            EnvFailed: An env raised, or its process died.
+            StepOnEndedEpisode: With autoreset disabled, an env must be reset first.
+            PoolTimeout: No full batch after `timeout_s`.
         """
         self._require_open()
         self._require_batch(self._flight.num_in_flight)
@@ -248,12 +368,34 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     # -- saving and restoring --
 
     def get_state(self, env_ids: ArrayLike | None = None) -> list[EnvState]:
-        """The states of all envs, or of some: native envs only. An env that is put back repeats its trajectory."""
+        """Save the states of all envs, or of some: native envs only.
+
+        Args:
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Returns:
+            A state for each of these envs. An env that is put back into it repeats its trajectory.
+
+        Raises:
+            UsageError: The envs are not native, or `env_ids` is wrong.
+            NotReset: The envs were never reset.
+            EnvBusy: Results are to come: receive them first.
+        """
         backend, ids = self._with_states(env_ids, "save their states")
         return backend.get_state(ids)
 
     def set_state(self, states: Sequence[EnvState], env_ids: ArrayLike | None = None) -> None:
-        """Put all envs, or some, into states that get_state() gave, of this pool or of another one."""
+        """Put all envs, or some, back into saved states: native envs only.
+
+        Args:
+            states: What get_state() gave, of this pool or of another one: a state for each of these envs.
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Raises:
+            UsageError: The envs are not native, a state is of another kind of env, or the number of states is wrong;
+                no state was restored.
+            EnvBusy: Results are to come: receive them first.
+        """
         backend, ids = self._with_states(env_ids, "restore their states")
         if len(states) != len(ids):
             raise UsageError(f"a state for each env: expected {len(ids)}, got {len(states)}")

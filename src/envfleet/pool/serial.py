@@ -13,10 +13,11 @@ import numpy as np
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Env, Transition
+from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import ENV_ERRORS, Failure, GuardedEpisode
 from envfleet.pool.process.rows import Extras, RowWriter, action_reader, assemble_batch
@@ -64,7 +65,7 @@ class SerialBackend:
             self._config.autoreset,
             self._obs_tree.empty(np.zeros),
             self,
-            max_restarts=self._config.max_env_restarts,
+            max_restarts=self._config.env_restarts,
             check_obs=ObservationCheck(self._obs_tree).check,
         )
         self._episodes.append(episode)
@@ -125,7 +126,7 @@ class SerialBackend:
             self._on_env(env_id, set_attribute, name, value)
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
-        """See SwitchesAutoreset."""
+        """See Backend."""
         for episode in self._episodes:
             episode.switch_autoreset(mode)
         return True

@@ -8,8 +8,8 @@ import gymnasium
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 
 from envfleet.contract.errors import SpacesDiffer
+from envfleet.contract.pool_config import ObservationMode
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import ObservationMode
 
 
 def traits_of(env: gymnasium.Env[Any, Any]) -> EnvTraits:

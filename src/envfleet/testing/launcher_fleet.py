@@ -20,6 +20,7 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import Job, Launcher, WorkerJob, WorkerStatus
 from envfleet.policies.functions import FunctionPolicy
+from envfleet.testing.cluster_arguments import cluster_arguments
 
 NUM_WORKERS = 2
 NUM_ENVS_PER_WORKER = 2
@@ -175,7 +176,8 @@ def running_fleet(case: LauncherCase, num_workers: int = NUM_WORKERS) -> Iterato
         "address": "tcp://127.0.0.1:0" if case.launcher.is_on_this_host else None,
         **case.settings,
     }
-    with ClusterEnv("CartPole-v1", num_workers, NUM_ENVS_PER_WORKER, launcher=recorder, **settings) as cluster:
+    arguments = cluster_arguments(settings)
+    with ClusterEnv("CartPole-v1", num_workers, NUM_ENVS_PER_WORKER, launcher=recorder, **arguments) as cluster:
         assert recorder.job is not None and recorder.worker_job is not None
         fleet = Fleet(case, cluster, recorder.job, recorder.worker_job)
         assert fleet.has_all() and len(fleet.workers()) == num_workers

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import envfleet
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, FromWorker, Heartbeat, Join, Leaving
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 
 pytestmark = pytest.mark.slow
@@ -100,7 +101,7 @@ def cluster():
         "timeout_s": 60.0,
         "env_kwargs": {"step_s": 0.001},
     }
-    with envfleet.ClusterEnv(CountingEnv, 2, **kwargs) as envs:
+    with envfleet.ClusterEnv(CountingEnv, 2, **cluster_arguments(kwargs)) as envs:
         yield envs
 
 

@@ -1,5 +1,6 @@
 """Plans: what of the user's words travels plain, what is pickled, and who gets which part."""
 
+import inspect
 import threading
 from functools import partial
 
@@ -9,37 +10,27 @@ import numpy as np
 import pytest
 
 from envfleet import ClusterEnv, EnvSpec, UsageError
-from envfleet.cluster.run.plans import env_pickles, pool_plans, spec_of
-from envfleet.cluster.wire.messages import PoolPlan
+from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
 from envfleet.cluster.wire.plain_values import from_plain
+from envfleet.contract.pool_config import PoolConfig
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.detach_envs import EveryKindEnv
 
 
-def plans_of(env, num_workers=2, num_envs_per_worker=3, env_kwargs=None, **changes):
-    settings = {
-        "num_envs": num_envs_per_worker,
-        "max_episode_steps": None,
-        "render_mode": None,
-        "backend": "auto",
-        "num_workers": None,
-        "max_env_restarts": None,
-        "timeout_s": 1.0,
-        "start_timeout_s": 2.0,
-        "autoreset": "next_step",
-        "seed": None,
-    }
-    if "num_workers_of_pool" in changes:
-        changes["num_workers"] = changes.pop("num_workers_of_pool")
-    return pool_plans(PoolPlan(**{**settings, **changes}), env, env_kwargs, num_workers)
+def plans_of(env, num_workers=2, num_envs_per_worker=3, env_kwargs=None, seed=None, pool=(), **said):
+    spec = EnvSpec.of(env, kwargs=env_kwargs, **said)
+    return pool_plans(spec, PoolConfig(num_envs=num_envs_per_worker, **dict(pool)), seed, num_workers)
 
 
-def pickles_of(env, env_kwargs=None, **changes):
-    pickled = env_pickles(env, plans_of(env, env_kwargs=env_kwargs, **changes), env_kwargs)
-    return [None if each is None else cloudpickle.loads(each)[:2] for each in pickled]
+def pickles_of(env, env_kwargs=None):
+    """(what builds the envs, their arguments) for each worker; None where nothing is pickled."""
+    pickled = env_pickles(EnvSpec.of(env, kwargs=env_kwargs), plans_of(env, env_kwargs=env_kwargs))
+    specs = [None if each is None else cloudpickle.loads(each)[0] for each in pickled]
+    return [None if spec is None else (spec.factory, spec.kwargs) for spec in specs]
 
 
 def kwargs_in(plan):
-    return [from_plain(each) for each in plan.env_kwargs]
+    return [from_plain(each) for each in plan.env.kwargs]
 
 
 @pytest.fixture
@@ -50,31 +41,30 @@ def only_here():
 
 
 def test_a_built_in_id_travels_as_it_is():
-    plans = plans_of("CartPole-v1", max_episode_steps=9, render_mode="rgb_array", seed=4, num_workers_of_pool=3)
+    plans = plans_of("CartPole-v1", max_episode_steps=9, render_mode="rgb_array", seed=4, pool={"num_workers": 3})
     assert [plan.first_env_id for plan in plans] == [0, 3]
-    assert all(plan.env_id == "CartPole-v1" and plan.env_factory is None for plan in plans)
+    assert all(plan.env.id == "CartPole-v1" and plan.env.factory is None for plan in plans)
     plan = plans[1]
-    assert (plan.num_envs, plan.max_episode_steps, plan.render_mode, plan.seed) == (3, 9, "rgb_array", 4)
-    assert (plan.num_workers, plan.backend, plan.autoreset, plan.max_env_restarts) == (3, "auto", "next_step", None)
+    assert (plan.pool.num_envs, plan.env.max_episode_steps, plan.env.render_mode, plan.seed) == (3, 9, "rgb_array", 4)
+    assert plan.pool == PoolConfig(num_envs=3, num_workers=3)
     assert pickles_of("CartPole-v1") == [None, None]
 
 
 def test_a_spec_says_more_than_its_id():
     spec = EnvSpec(id="FrozenLake-v1", kwargs={"map_name": "8x8"}, max_episode_steps=7, render_mode="ansi")
     plan = plans_of(spec)[0]
-    assert (plan.env_id, plan.max_episode_steps, plan.render_mode) == ("FrozenLake-v1", 7, "ansi")
+    assert (plan.env.id, plan.env.max_episode_steps, plan.env.render_mode) == ("FrozenLake-v1", 7, "ansi")
     assert kwargs_in(plan) == [{"map_name": "8x8"}] * 3
     overruled = plans_of(spec, env_kwargs={"map_name": "4x4"}, max_episode_steps=8, render_mode="rgb_array")[1]
-    assert (overruled.max_episode_steps, overruled.render_mode) == (8, "rgb_array")
+    assert (overruled.env.max_episode_steps, overruled.env.render_mode) == (8, "rgb_array")
     assert kwargs_in(overruled) == [{"map_name": "4x4"}] * 3
 
 
 def test_a_factory_by_path_is_not_pickled():
     spec = EnvSpec(factory="tests.support.envs.detach_envs:EveryKindEnv", kwargs={"level": 2})
     plans = plans_of(spec, env_kwargs=[{"ends": i / 10} for i in range(6)])
-    assert {plan.env_factory for plan in plans} == {"tests.support.envs.detach_envs:EveryKindEnv"} and plans[
-        0
-    ].env_id is None
+    assert {plan.env.factory for plan in plans} == {"tests.support.envs.detach_envs:EveryKindEnv"}
+    assert plans[0].env.id is None
     assert kwargs_in(plans[1]) == [{"level": 2, "ends": i / 10} for i in (3, 4, 5)]
     assert pickles_of(spec) == [None, None]
 
@@ -95,22 +85,21 @@ def test_arguments_that_are_not_plain_are_pickled():
     spec, its_kwargs = pickles_of("CartPole-v1", kwargs)[1]
     assert spec == gymnasium.spec("CartPole-v1")
     assert its_kwargs == [kwargs] * 3
-    assert plans_of("CartPole-v1", env_kwargs=kwargs)[0].env_id is None
+    assert plans_of("CartPole-v1", env_kwargs=kwargs)[0].env is None
 
 
 def test_arguments_of_a_spec_are_not_lost_where_it_is_pickled():
     kwargs = {"thing": EveryKindEnv}
     env, its_kwargs = pickles_of(EnvSpec(id="FrozenLake-v1", kwargs={"map_name": "8x8"}), kwargs)[0]
-    if isinstance(env, EnvSpec):
-        its_kwargs = [{**env.kwargs, **each} for each in its_kwargs or [{}] * 3]
+    assert env == gymnasium.spec("FrozenLake-v1")
     assert its_kwargs == [{"map_name": "8x8", **kwargs}] * 3
 
 
 def test_an_id_known_only_here_travels_as_gymnasiums_spec(only_here):
     env, kwargs = pickles_of(only_here)[0]
     assert isinstance(env, gymnasium.envs.registration.EnvSpec) and env.entry_point is EveryKindEnv
-    assert env.max_episode_steps == 5 and kwargs is None
-    assert plans_of(only_here)[0].env_id is None
+    assert env.max_episode_steps == 5 and kwargs == {}
+    assert plans_of(only_here)[0].env is None
 
 
 def test_a_list_is_cut_into_parts():
@@ -121,16 +110,16 @@ def test_a_list_is_cut_into_parts():
 
 
 def test_an_id_that_nobody_here_knows_is_left_to_the_workers():
-    assert plans_of("SomewhereElse-v7")[0].env_id == "SomewhereElse-v7"
-    assert spec_of("SomewhereElse-v7") is None
+    assert plans_of("SomewhereElse-v7")[0].env.id == "SomewhereElse-v7"
+    assert gymnasium_spec_of(EnvSpec.of("SomewhereElse-v7")) is None
 
 
 def test_spec_of(only_here):
-    assert spec_of("CartPole-v1") == gymnasium.spec("CartPole-v1")
-    assert spec_of(EnvSpec(id="CartPole-v1")) == gymnasium.spec("CartPole-v1")
-    assert spec_of(only_here).id == only_here
-    assert spec_of(EveryKindEnv) is None and spec_of([EveryKindEnv]) is None
-    assert spec_of(EnvSpec(factory="a:b")) is None
+    assert gymnasium_spec_of(EnvSpec.of("CartPole-v1")) == gymnasium.spec("CartPole-v1")
+    assert gymnasium_spec_of(EnvSpec.of(EnvSpec(id="CartPole-v1"))) == gymnasium.spec("CartPole-v1")
+    assert gymnasium_spec_of(EnvSpec.of(only_here)).id == only_here
+    assert gymnasium_spec_of(EnvSpec.of(EveryKindEnv)) is None and gymnasium_spec_of(EnvSpec.of([EveryKindEnv])) is None
+    assert gymnasium_spec_of(EnvSpec.of(EnvSpec(factory="a:b"))) is None
 
 
 def test_wrong_numbers_of_things():
@@ -190,7 +179,48 @@ def test_wrong_arguments_are_refused_before_anything_starts(wrong, monkeypatch):
     changes, message = WRONG_ARGUMENTS[wrong]
     arguments = {"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 1, **changes}
     with pytest.raises(UsageError, match=message):
-        ClusterEnv(**arguments)
+        ClusterEnv(**cluster_arguments(arguments))
+
+
+MOVED = {
+    "join_timeout_s": r"join_timeout_s moved: timing=Timing\(join_timeout_s=\.\.\.\)",
+    "timeout_s": r"timeout_s moved: timing=Timing\(timeout_s=\.\.\.\)",
+    "pool_timeout_s": r"pool_timeout_s moved: pool=PoolSettings\(timeout_s=\.\.\.\)",
+    "pool_workers": r"pool_workers moved: pool=PoolSettings\(num_workers=\.\.\.\)",
+    "on_env_error": r"on_env_error moved: pool=PoolSettings\(on_env_error=\.\.\.\)",
+    "address": r"address moved: network=Network\(address=\.\.\.\)",
+    "credit": r"credit moved: network=Network\(credit=\.\.\.\)",
+    "pixels": r"pixels moved: env=EnvSpec\(id=\.\.\., pixels=\.\.\.\)",
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_name_of_an_earlier_version_says_where_it_went(name):
+    with pytest.raises(UsageError, match=MOVED[name]):
+        ClusterEnv("CartPole-v1", 1, 1, **{name: 1})
+
+
+def test_all_arguments_of_the_last_version_are_known_or_moved():
+    before = (
+        "launcher sync batch_size backend autoreset_mode seed env_kwargs max_episode_steps pool_workers on_env_error "
+        "max_env_restarts render_mode pixels credit compression weights_dtype address head_address timeout_s "
+        "pool_timeout_s start_timeout_s min_workers join_timeout_s max_worker_restarts heartbeat_s silence_s "
+        "reconnect_s resend_s"
+    )
+    known = list(inspect.signature(ClusterEnv).parameters)
+    assert len(known) <= 14
+    for name in set(before.split()) - set(known):
+        with pytest.raises(UsageError, match=f"^{name} moved: "):
+            ClusterEnv("CartPole-v1", **{name: None})
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(UsageError, match=r"no setting 'num_env'; known: env, num_workers, .*timing"):
+        ClusterEnv("CartPole-v1", num_env=3)
+    with pytest.raises(UsageError, match=r"timing has no setting 'heartbeat'; known: .*heartbeat_s"):
+        ClusterEnv("CartPole-v1", timing={"heartbeat": 1.0})
+    with pytest.raises(UsageError, match=r"pool must be envfleet.PoolSettings\(\.\.\.\), or a dict"):
+        ClusterEnv("CartPole-v1", pool=3)
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -11,6 +11,7 @@ from envfleet.cluster.head import restarts
 from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.waiting import wait_until
 
@@ -60,7 +61,9 @@ class Engine:
 
 
 def cluster(launcher, **settings):
-    return ClusterEnv("CartPole-v1", 2, 1, backend="serial", launcher=launcher, reconnect_s=0.5, **settings)
+    return ClusterEnv(
+        "CartPole-v1", 2, 1, backend="serial", launcher=launcher, **cluster_arguments(settings, reconnect_s=0.5)
+    )
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import os, time
 import envfleet
 from tests.support.envs.cluster_envs import CountingEnv
 
-envs = envfleet.ClusterEnv(CountingEnv, 1, backend="serial", address={address!r})
+envs = envfleet.ClusterEnv(CountingEnv, 1, backend="serial", network=dict(address={address!r}))
 if {forks} and os.fork() == 0:
     time.sleep(600)
 print("ready", flush=True)
@@ -93,7 +93,7 @@ MANUAL = """
 import envfleet
 from tests.support.envs.cluster_envs import CountingEnv
 
-envfleet.ClusterEnv(CountingEnv, 1, launcher=envfleet.Manual(), head_address="127.0.0.1")
+envfleet.ClusterEnv(CountingEnv, 1, launcher=envfleet.Manual(), network=dict(head_address="127.0.0.1"))
 """
 
 

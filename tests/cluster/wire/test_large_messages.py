@@ -9,6 +9,7 @@ import pytest
 import envfleet
 from envfleet.cluster.wire.messages import CHUNK_BYTES
 from envfleet.cluster.wire.transfers import WINDOW
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.cluster.relay import Relay
 from tests.support.envs.cluster_envs import Accounts, HeavyAgent, WideEnv
 from tests.support.waiting import wait_until
@@ -22,7 +23,7 @@ WINDOW_BYTES = WINDOW * CHUNK_BYTES
 
 def cluster(num_workers=1, num_envs=2, **kwargs):
     settings = {"backend": "serial", "timeout_s": 60.0, "heartbeat_s": 0.2, **kwargs}
-    return envfleet.ClusterEnv(WideEnv, num_workers, num_envs, **settings)
+    return envfleet.ClusterEnv(WideEnv, num_workers, num_envs, **cluster_arguments(settings))
 
 
 def free_port():
@@ -161,6 +162,8 @@ def test_orders_of_many_megabytes(address):
 
 def test_an_env_of_many_megabytes():
     ballast = bytes(5 * MB)
-    envs = envfleet.ClusterEnv([lambda: WideEnv(ballast=ballast)] * 2, 2, 1, backend="serial", timeout_s=60.0)
+    envs = envfleet.ClusterEnv(
+        [lambda: WideEnv(ballast=ballast)] * 2, 2, 1, backend="serial", timing={"timeout_s": 60.0}
+    )
     with envs:
         assert list(envs.call("num_ballast_bytes")) == [5 * MB] * 2

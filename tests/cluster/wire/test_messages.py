@@ -6,16 +6,18 @@ After a wanted change: raise PROTOCOL_VERSION and run
 """
 
 import dataclasses
+import enum
 import json
 import runpy
 import types
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 import pytest
 
+from envfleet import EnvSpec
 from envfleet.cluster.wire.codec import Decoder, encode
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, FromHead, FromWorker
 from tests.support.scripts import ROOT
@@ -47,10 +49,15 @@ def _example(kind, name=""):
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{key: _example(hint, key) for key, hint in _fields(kind)})
     if dataclasses.is_dataclass(kind):
-        return kind(**{key: _example(hint, key) for key, hint in get_type_hints(kind).items()})
+        values = {key: _example(hint, key) for key, hint in get_type_hints(kind).items()}
+        return kind(**(values if kind is not EnvSpec else {**values, "factory": None}))  # it has an id, or a factory
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return next(iter(kind))
     origin, parameters = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _example(next(part for part in parameters if part is not type(None)), name)
+    if origin is Literal:
+        return parameters[-1]
     if origin is list:
         return [_example(parameters[0], name)]
     if origin is tuple:

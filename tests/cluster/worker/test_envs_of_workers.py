@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import envfleet
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,7 @@ def times(resets=0, steps=0, closes=0):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_steps_then_rollouts_then_steps(notes, backend):
     counts, robot = notes
-    with envfleet.ClusterEnv(robot, 2, 2, **BACKENDS[backend]) as cluster:
+    with envfleet.ClusterEnv(robot, 2, 2, **cluster_arguments(BACKENDS[backend])) as cluster:
         assert counts() == times()
         cluster.reset(seed=0)
         assert counts() == times(resets=1)
@@ -77,7 +78,7 @@ def test_steps_then_rollouts_then_steps(notes, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rollout_begins_with_the_episodes_of_a_reset(notes, backend):
     counts, robot = notes
-    with envfleet.ClusterEnv(robot, 2, 2, **BACKENDS[backend]) as cluster:
+    with envfleet.ClusterEnv(robot, 2, 2, **cluster_arguments(BACKENDS[backend])) as cluster:
         cluster.reset(seed=0)
         cluster.rollout(Agent(), 5)
         assert counts() == times(resets=1, steps=5)

@@ -16,6 +16,7 @@ from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.exits import WorkerExit
 from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.cluster.run.test_addressing import has_version_6
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.scripts import script_environment
@@ -90,7 +91,7 @@ class Kept:
 
 
 def cluster(launcher, env="CartPole-v1", **settings):
-    return ClusterEnv(env, 1, 2, backend="serial", launcher=launcher, reconnect_s=1.0, **settings)
+    return ClusterEnv(env, 1, 2, backend="serial", launcher=launcher, **cluster_arguments(settings, reconnect_s=1.0))
 
 
 def test_a_worker_that_is_told_to_stop_is_done():
@@ -191,7 +192,7 @@ def test_one_whose_time_is_up_before_it_is_taken_in():
 
 @pytest.mark.skipif(not has_version_6(), reason="this machine has no IP version 6")
 def test_head_and_worker_meet_at_an_address_of_version_6():
-    with ClusterEnv("CartPole-v1", 1, 2, backend="serial", address="tcp://[::1]:0") as envs:
+    with ClusterEnv("CartPole-v1", 1, 2, backend="serial", network={"address": "tcp://[::1]:0"}) as envs:
         assert envs.reset(seed=0)[0].shape == (2, 4)
 
 

@@ -24,7 +24,7 @@ def test_workers_see_what_a_pool_sees():
     generator = np.random.default_rng(0)
     with (
         envfleet.make("CartPole-v1", 4, pixels=PIXELS, backend="serial") as pool,
-        envfleet.ClusterEnv("CartPole-v1", 2, 2, pixels=PIXELS, backend="serial") as cluster,
+        envfleet.ClusterEnv(envfleet.EnvSpec(id="CartPole-v1", pixels=PIXELS), 2, 2, backend="serial") as cluster,
     ):
         assert cluster.single_observation_space == pool.single_observation_space
         assert_array_equal(cluster.reset(seed=3)[0], pool.reset(seed=3)[0])
@@ -39,5 +39,8 @@ def test_workers_see_what_a_pool_sees():
 
 @pytest.mark.parametrize("wrong", [{"backend": "native"}, {"render_mode": "human"}, {"pixels": True}])
 def test_what_cannot_be_had_is_refused_at_once(wrong):
+    arguments = dict(wrong)
+    backend = arguments.pop("backend", "auto")
+    env = envfleet.EnvSpec(id="CartPole-v1", **{"pixels": PIXELS, **arguments})
     with pytest.raises(envfleet.UsageError, match=r"pixel observations|envfleet\.Pixels"):
-        envfleet.ClusterEnv("CartPole-v1", 2, 1, **{"pixels": PIXELS, **wrong})
+        envfleet.ClusterEnv(env, 2, 1, backend=backend)

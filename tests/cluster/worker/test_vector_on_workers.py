@@ -6,6 +6,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal
 
 import envfleet
+from envfleet.testing.cluster_arguments import cluster_arguments
 from envfleet.testing.envs import ScriptedEnv
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def test_atari_by_its_id():
     settings = {"env_kwargs": {"screen_size": (42, 40), "max_num_frames_per_episode": 40}}
     with (
         envfleet.make("ALE/Pong-v5", 2, autoreset_mode="next_step", **settings) as pool,
-        envfleet.ClusterEnv("ALE/Pong-v5", 2, 1, autoreset_mode="next_step", **settings) as cluster,
+        envfleet.ClusterEnv("ALE/Pong-v5", 2, 1, autoreset_mode="next_step", **cluster_arguments(settings)) as cluster,
     ):
         assert cluster.single_observation_space.shape == (4, 40, 42)
         _require_same_steps(cluster, pool, np.ones((20, 2), np.int64))

@@ -12,6 +12,7 @@ from envfleet.contract.errors import ClusterError, JoinTimeout, WorkerLost
 from envfleet.launchers.kubernetes import job as kubernetes_job
 from envfleet.launchers.kubernetes import status as kubernetes_status
 from envfleet.launchers.kubernetes.settings import Kubernetes
+from envfleet.testing.cluster_arguments import cluster_arguments
 from envfleet.testing.launcher_conformance import LAUNCHER_CHECKS, LauncherCase
 from tests.support.envs.cluster_envs import Agent
 from tests.support.waiting import is_running, wait_until
@@ -26,7 +27,9 @@ def launcher(kube, image="test/worker", **settings):
 
 def cluster(kube, num_workers=2, settings=None, **options):
     options = {"backend": "serial", "address": "tcp://127.0.0.1:0", "timeout_s": LONG_S, **options}
-    return envfleet.ClusterEnv("CartPole-v1", num_workers, 2, launcher=launcher(kube, **(settings or {})), **options)
+    return envfleet.ClusterEnv(
+        "CartPole-v1", num_workers, 2, launcher=launcher(kube, **(settings or {})), **cluster_arguments(options)
+    )
 
 
 def stats(envs, worker):
@@ -137,7 +140,7 @@ from tests.support.envs.cluster_envs import Agent
 from envfleet.launchers.kubernetes.settings import Kubernetes
 
 launcher = Kubernetes("test/worker", namespace=sys.argv[1], python=sys.executable, cpus_per_worker=0.5)
-envs = envfleet.ClusterEnv("CartPole-v1", 2, 2, launcher=launcher, backend="serial", address="tcp://127.0.0.1:0")
+envs = envfleet.ClusterEnv("CartPole-v1", 2, 2, launcher=launcher, backend="serial", network=dict(address="tcp://127.0.0.1:0"))
 envs.rollout(Agent(), 4)
 print(*(worker.pid for worker in envs.stats().workers), flush=True)
 sys.stdin.read()

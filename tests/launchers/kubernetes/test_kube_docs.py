@@ -31,7 +31,7 @@ def test_the_example_of_the_page(kube, head_environment):
         script,
         namespace=('namespace="rl"', f'namespace="{kube.namespace}"'),
         address=('head_address="192.0.2.10"', 'head_address="127.0.0.1"'),
-        wait=("launcher=launcher)", 'launcher=launcher, address="tcp://127.0.0.1:0", backend="serial")'),
+        wait=("launcher=launcher)", 'launcher=launcher, network=dict(address="tcp://127.0.0.1:0"), backend="serial")'),
     )
     done = run(script, head_environment)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import envfleet
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.launchers.kubernetes.node_stand_in import NodeStandIn
 from tests.launchers.kubernetes.tiny_jobs import ENDED, LONG_S, RUNNING, running, settings, wait_for, wait_for_another
 from tests.support.envs.cluster_envs import Agent
@@ -61,9 +62,7 @@ def cluster(kube, **options):
         2,
         launcher=settings(kube),
         backend="serial",
-        address="tcp://127.0.0.1:0",
-        timeout_s=180.0,
-        **options,
+        **cluster_arguments(options, address="tcp://127.0.0.1:0", timeout_s=180.0),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 import envfleet
 from envfleet.launchers.kubernetes import job as kubernetes_job
 from envfleet.launchers.kubernetes import status as kubernetes_status
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.launchers.kubernetes.rest import Refused
 from tests.launchers.kubernetes.tiny_jobs import (
     ENDED,
@@ -104,7 +105,7 @@ def test_a_run_goes_on_with_another_worker(kube, sidecar, monkeypatch):
     """Not because the Job controller takes too long: it has nothing to do, for the pod runs."""
     monkeypatch.setattr(kubernetes_status, "REVIVAL_S", 1e9)
     options = {"backend": "serial", "address": "tcp://127.0.0.1:0", "timeout_s": 180.0, "join_timeout_s": 600.0}
-    with envfleet.ClusterEnv("CartPole-v1", 1, 2, launcher=settings(kube), **options) as envs:
+    with envfleet.ClusterEnv("CartPole-v1", 1, 2, launcher=settings(kube), **cluster_arguments(options)) as envs:
         envs.rollout(Agent(), 4)
         before = envs.stats().workers[0].pid
         os.kill(before, signal.SIGKILL)

@@ -12,6 +12,7 @@ from envfleet.contract.errors import ClusterError, JoinTimeout, UsageError, Work
 from envfleet.launchers.launcher import WorkerState
 from envfleet.launchers.ray.settings import Ray
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.launchers.ray.ray_lab import AGENT, command_line, parent, raylet_pid, seconds, watched, worker_processes
 from tests.support.waiting import is_running, wait_until
 
@@ -20,7 +21,7 @@ START_S = 60.0
 
 def cluster(launcher, num_workers=2, **settings):
     settings = {"backend": "serial", "start_timeout_s": START_S, "timeout_s": START_S, "heartbeat_s": 0.2, **settings}
-    return ClusterEnv("CartPole-v1", num_workers, 2, launcher=launcher, **settings)
+    return ClusterEnv("CartPole-v1", num_workers, 2, launcher=launcher, **cluster_arguments(settings))
 
 
 def wait_for_another(envs, before, stream=None):

@@ -10,6 +10,7 @@ import pytest
 
 import envfleet
 from envfleet.launchers.slurm.settings import Slurm
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import is_running, wait_until
 
@@ -72,7 +73,13 @@ def streaming(slurm, num_workers, launcher, **settings):
     settings = {"heartbeat_s": 0.2, "silence_s": 2.0, "reconnect_s": 1.0, "resend_s": 1.0, "timeout_s": 60.0} | settings
     kwargs = {"step_s": 0.02}
     with envfleet.ClusterEnv(
-        CountingEnv, num_workers, 1, launcher=launcher, backend="serial", env_kwargs=kwargs, **settings
+        CountingEnv,
+        num_workers,
+        1,
+        launcher=launcher,
+        backend="serial",
+        env_kwargs=kwargs,
+        **cluster_arguments(settings),
     ) as envs:
         run = Streaming(slurm, envs)
         run.go_on(lambda: all(each.num_steps for each in envs.stats().workers), "all workers work")

@@ -24,8 +24,8 @@ from envfleet.launchers.slurm.settings import Slurm
 
 settings = json.loads(sys.argv[1])
 with envfleet.ClusterEnv(
-    CountingEnv, int(sys.argv[2]), launcher=Slurm(**settings), backend="serial", heartbeat_s=0.2,
-    silence_s=2.0, reconnect_s=1.0,
+    CountingEnv, int(sys.argv[2]), launcher=Slurm(**settings), backend="serial",
+    timing=envfleet.Timing(heartbeat_s=0.2, silence_s=2.0, reconnect_s=1.0),
 ) as envs:
     agent = Agent()
     while not Path("end").exists():

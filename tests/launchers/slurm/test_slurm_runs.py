@@ -15,17 +15,18 @@ import envfleet
 from envfleet.contract.errors import ClusterError, JoinTimeout, WorkerLost
 from envfleet.launchers.slurm.settings import Slurm
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.launchers.slurm.slurm_agent import AGENT
 from tests.support.envs.cluster_envs import CountingEnv
 from tests.support.scripts import EXAMPLES
 from tests.support.waiting import is_running, wait_until
 
-QUICK = {"backend": "serial", "heartbeat_s": 0.2, "timeout_s": 60.0, "start_timeout_s": 60.0}
+QUICK = {"backend": "serial", "timing": {"heartbeat_s": 0.2, "timeout_s": 60.0, "start_timeout_s": 60.0}}
 
 
 def cluster(num_workers=4, launcher=None, **settings):
     launcher = Slurm() if launcher is None else launcher
-    return envfleet.ClusterEnv("CartPole-v1", num_workers, 2, launcher=launcher, **{**QUICK, **settings})
+    return envfleet.ClusterEnv("CartPole-v1", num_workers, 2, launcher=launcher, **cluster_arguments(QUICK, settings))
 
 
 @pytest.mark.parametrize("check", LAUNCHER_CHECKS, ids=lambda check: check.__name__)
@@ -182,7 +183,7 @@ import envfleet
 from envfleet.launchers.slurm.settings import Slurm
 
 if __name__ == "__main__":
-    with envfleet.ClusterEnv("CartPole-v1", 2, launcher=Slurm(), backend="serial", heartbeat_s=0.2) as envs:
+    with envfleet.ClusterEnv("CartPole-v1", 2, launcher=Slurm(), backend="serial", timing={"heartbeat_s": 0.2}) as envs:
         envs.reset(seed=0)
         print("ready", *(worker.pid for worker in envs.stats().workers), flush=True)
         while True:

@@ -20,7 +20,7 @@ from tests.launchers.ssh.sshd import running_sshd
 from tests.support.waiting import is_running, wait_until
 
 AGENT = FunctionPolicy(lambda obs: (obs[:, 0] > 0).astype(int))
-QUICK = {"backend": "serial", "timeout_s": 60.0}
+QUICK = {"backend": "serial", "timing": {"timeout_s": 60.0}}
 
 
 @pytest.mark.parametrize("check", LAUNCHER_CHECKS, ids=lambda check: check.__name__)
@@ -189,7 +189,7 @@ def test_no_ssh_on_this_machine(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="openssh-client"):
         ClusterEnv("CartPole-v1", 1, 1, launcher=SSH(["node1"]), **QUICK)
     with pytest.raises(UsageError, match="openssh-client"):
-        ClusterEnv("CartPole-v1", 1, 1, launcher=SSH(["node1"]), address="tcp://127.0.0.1:0", **QUICK)
+        ClusterEnv("CartPole-v1", 1, 1, launcher=SSH(["node1"]), network={"address": "tcp://127.0.0.1:0"}, **QUICK)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_the_cable_is_cut_and_mended(other_network):
     options = ["ServerAliveInterval=1", "ServerAliveCountMax=1", "ConnectTimeout=1"]
     cable = ("ip", "-n", other_network, "link", "set", f"{other_network}w")
     launcher = SSH(["node1"], ssh_options=options)
-    with ClusterEnv("CartPole-v1", 1, 1, launcher=launcher, backend="serial", silence_s=2.0) as cluster:
+    with ClusterEnv("CartPole-v1", 1, 1, launcher=launcher, backend="serial", timing={"silence_s": 2.0}) as cluster:
         old = cluster.stats().workers[0].pid
         run(*cable, "down")
         wait_until(

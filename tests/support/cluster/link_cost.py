@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 import envfleet
+from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.cluster.tun_wire import Link, TunWire
 from tests.support.envs.bulky_envs import BulkyAgent, BulkyEnv
 
@@ -63,7 +64,10 @@ def _cluster(weight_bytes, rollout_bytes, timeout_s):
     """A worker that has code and weights of the policy; the link is still quick."""
     obs_bytes = rollout_bytes // (NUM_ENVS * (NUM_STEPS + 1)) // 8 * 8  # also of those that follow the last step
     settings = {"backend": "serial", "env_kwargs": {"obs_bytes": obs_bytes}, "timeout_s": timeout_s}
-    with TunWire() as wire, envfleet.ClusterEnv(BulkyEnv, 1, NUM_ENVS, launcher=wire.launcher(), **settings) as envs:
+    with (
+        TunWire() as wire,
+        envfleet.ClusterEnv(BulkyEnv, 1, NUM_ENVS, launcher=wire.launcher(), **cluster_arguments(settings)) as envs,
+    ):
         agent = BulkyAgent(weight_bytes)
         envs.rollout(agent, 1)
         yield wire, envs, agent

@@ -71,7 +71,7 @@ class Fleet:
         self._deliver = deliver
         self._digest_of = digest_of
         self._refuse = refuse
-        self._membership = Membership(len(config.plans), config.reconnect_s)
+        self._membership = Membership(len(config.plans), config.timing.reconnect_s)
         self._records = [self._new_record(worker, 0.0) for worker in range(len(config.plans))]
         self.form: RolloutForm | None = None  # known when the first worker is ready
         self.metadata: dict[str, Any] = {}  # of its envs
@@ -118,7 +118,7 @@ class Fleet:
 
     def _new_record(self, worker: int, now_s: float) -> WorkerRecord:
         config = self._config
-        restarts = Restarts(config.max_worker_restarts, config.join_timeout_s, now_s)
+        restarts = Restarts(config.timing.max_worker_restarts, config.timing.join_timeout_s, now_s)
         return WorkerRecord(worker, config.plans[worker], config.env_pickles[worker], restarts, self._deliver)
 
     # -- questions --
@@ -178,7 +178,7 @@ class Fleet:
         for record in self.present:
             member = record.member
             assert member is not None
-            if now_s - member.heard_s > 1.5 * self._config.heartbeat_s or member.gone_s is not None:
+            if now_s - member.heard_s > 1.5 * self._config.timing.heartbeat_s or member.gone_s is not None:
                 record.send_alive(now_s)
             if record.transfers.is_open:
                 record.send_chunks(now_s)
@@ -203,7 +203,7 @@ class Fleet:
                 record.problem = f"{before}: a newer process, pid {member.pid} on {member.host}, has taken its place"
                 record.restarts.replaced("a newer process has taken its place")
                 self._deliver(before.process, encode(Refused(why="a newer process has taken this worker's place")))
-            record.joined(member, Transfers(self._config.resend_s, self._digest_of))
+            record.joined(member, Transfers(self._config.timing.resend_s, self._digest_of))
             logger.info("%s has joined", member)
         self._welcome(record, member.epoch, now_s)
 
@@ -216,9 +216,8 @@ class Fleet:
             first_order=record.orders.num_accepted + 1,
             plan=record.plan,
             sync=config.sync,
-            heartbeat_s=config.heartbeat_s,
-            resend_s=config.resend_s,
-            compression=config.compression,
+            timing=config.timing,
+            compression=config.network.compression,
             attributes=record.attributes,
         )
         record.welcome_frames = encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)})
@@ -244,7 +243,7 @@ class Fleet:
             return self._refuse_pool(record, f"what it says of its pool cannot be used: {error}", now_s)
         if self.form is None:
             tree = SpaceTree(obs)
-            self.form = RolloutForm(tree, SpaceTree(actions), record.plan.num_envs, self._config.sync.num_probes)
+            self.form = RolloutForm(tree, SpaceTree(actions), record.plan.pool.num_envs, self._config.sync.num_probes)
             self.metadata = metadata
         elif why := _difference(self.form, obs, actions):
             return self._refuse_pool(record, why, now_s)
@@ -337,7 +336,7 @@ class Fleet:
         """The workers to start now. Those that did not join in time count as lost, and as late."""
         for record in self:
             if record.restarts.has_missed_join(now_s):
-                self._lose(record, f"it has not joined within {self._config.join_timeout_s:g} s", now_s)
+                self._lose(record, f"it has not joined within {self._config.timing.join_timeout_s:g} s", now_s)
                 record.restarts.is_late = True
         due = [record for record in self if record.restarts.is_due(now_s)]
         return [DueWorker(record.worker, record.restarts.restarted(now_s), record.is_alive) for record in due]

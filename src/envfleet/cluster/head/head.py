@@ -58,12 +58,12 @@ class Head:
 
     def __init__(self, config: HeadConfig, address: str, keys: RunKeys | None) -> None:
         """Bind to `address`; `self.address` is the address with the port that was taken."""
-        self.versions = PolicyVersions(config.weights_dtype == "bfloat16")
+        self.versions = PolicyVersions(config.network.weights_dtype == "bfloat16")
         self._measure_s = 0.0
         self._num_measurements = 0
         self._num_refused: Counter[str] = Counter()
         self._decoder: Decoder[Any] = Decoder(FromWorker)
-        self._resend_s = config.resend_s
+        self._resend_s = config.timing.resend_s
         self._num_arrivals = 0
         self._warned_of: set[str] = set()  # kinds of suspect rows that were logged
         self._owner_pid = os.getpid()
@@ -80,7 +80,7 @@ class Head:
             PullWeights: self._pull_weights,
             Leaving: self._leaving,
         }
-        self._socket = HeadSocket(address, keys, config.silence_s, self, len(config.plans))
+        self._socket = HeadSocket(address, keys, config.timing.silence_s, self, len(config.plans))
         digest_of = None if keys is None else Digests().of
         self.fleet = Fleet(config, self._socket.send, digest_of, self._refuse)
         self.address = self._socket.address

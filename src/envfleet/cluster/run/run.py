@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from envfleet.cluster.head.answers import PendingAnswers, errors_of
@@ -35,15 +35,6 @@ LEAVE_GRACE_S = 5.0
 TELL_EVERY_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig(HeadConfig):
-    """What a run must know."""
-
-    address: str | None
-    head_address: str | None
-    raises_env_errors: bool
-
-
 class Activity(Protocol):
     """What the open orders are for: steps, a rollout, a stream. One at a time."""
 
@@ -57,11 +48,11 @@ class Activity(Protocol):
 class Run:
     """One run of a cluster."""
 
-    def __init__(self, config: RunConfig, launcher: Launcher) -> None:
+    def __init__(self, config: HeadConfig, launcher: Launcher) -> None:
         """Bind the head, and ask the launcher for the workers."""
         self.num_workers = len(config.plans)
-        self.num_envs_per_worker = config.plans[0].num_envs
-        self._raises_env_errors = config.raises_env_errors
+        self.num_envs_per_worker = config.plans[0].pool.num_envs
+        self._raises_env_errors = config.plans[0].pool.on_env_error == "raise"
         self._config = config
         self._queue_timeout_s = launcher.queue_timeout_s
         self._activity: weakref.ref[Activity] | None = None  # a stream that is forgotten has ended
@@ -70,8 +61,8 @@ class Run:
         with contextlib.ExitStack() as undo:  # what was done, if the rest fails
             self._folder = make_run_folder()
             undo.callback(remove_run_folder, self._folder)
-            head_address = config.head_address or launcher.head_address
-            address = listening_address(config.address, head_address, launcher, self._folder)
+            head_address = config.network.head_address or launcher.head_address
+            address = listening_address(config.network.address, head_address, launcher, self._folder)
             keys = RunKeys.make() if address.startswith("tcp://") else None
             self.head = Head(config, address, keys)
             self._fleet = self.head.fleet
@@ -305,11 +296,11 @@ class Run:
         log = self._monitor.log(worker).strip()
         return f"\n-- the end of its log, {self._monitor.log_place(worker)}:\n{log}" if log else ""
 
-    def _worker_job(self, config: RunConfig, keys: RunKeys | None) -> WorkerJob:
+    def _worker_job(self, config: HeadConfig, keys: RunKeys | None) -> WorkerJob:
         argv = ("-m", "envfleet.cluster.worker", "--head", self._found_at)
         return WorkerJob(
             num_workers=self.num_workers,
-            argv=(*argv, "--silence-s", str(config.silence_s)),
+            argv=(*argv, "--silence-s", str(config.timing.silence_s)),
             environment={} if keys is None else {KEYS_VARIABLE: keys.for_workers()},
             run_dir=self._folder,
         )

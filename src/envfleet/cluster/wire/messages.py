@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from envfleet.cluster.sync import SyncRule
-from envfleet.contract.pixels import Pixels
+from envfleet.cluster.timing import Timing
+from envfleet.contract.pool_config import PoolConfig
+from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -53,26 +55,13 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one worker. The env itself is in `env_id`/`env_factory`, or pickled by the head in array `env`."""
+    """The pool of one worker: what the user said about the envs and the pool, as it was said."""
 
-    num_envs: int
+    env: EnvSpec | None  # kwargs: a list with those of each env, as plain_values has it; None: pickled, in array `env`
+    pool: PoolConfig
     first_env_id: int = 0  # of this worker's envs in the whole run
-    env_id: str | None = None
-    env_factory: str | None = None
-    native_file: str | None = None  # the header or library that has the native env `env_id`: to be loaded first
-    env_kwargs: list[Any] | None = (
-        None  # as values_wire has it, one for each env; None: none, or they are in array `env`
-    )
-    max_episode_steps: int | None
-    render_mode: str | None
-    backend: str
-    num_workers: int | None
-    max_env_restarts: int | None  # None: an env that fails is reported, and its row truncated
-    timeout_s: float
-    start_timeout_s: float
-    autoreset: str  # of the pool that is built first
-    seed: int | None  # env i of the whole run is seeded with `seed + i` if its first reset brings no seed of its own
-    pixels: Pixels | None = None  # observations are images of the envs
+    seed: int | None = None  # env i of the whole run is seeded with `seed + i` if its first reset brings no seed
+    native_file: str | None = None  # the header or library that has the native env `env.id`: to be loaded first
 
 
 class EnvFailure(msgspec.Struct, frozen=True):
@@ -239,8 +228,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     first_order: int  # the number of the first order you will get
     plan: PoolPlan
     sync: SyncRule
-    heartbeat_s: float
-    resend_s: float
+    timing: Timing
     compression: str | None  # of images: None or "zstd"
     attributes: dict[str, Any]  # that SetAttr has set before, for your envs
 

@@ -92,8 +92,8 @@ class Link:
         """Ask the head to take this worker in. Returns the welcome and its arrays."""
         welcome, arrays = self._ask(self._join, lambda: self._welcome, JOIN_S, "to take this worker in")
         self._outbox = Outbox(received=welcome.first_order - 1)
-        self._heartbeat_s, self._resend_s = welcome.heartbeat_s, welcome.resend_s
-        self._socket.set_resend_s(welcome.resend_s)
+        self._heartbeat_s, self._resend_s = welcome.timing.heartbeat_s, welcome.timing.resend_s
+        self._socket.set_resend_s(welcome.timing.resend_s)
         self._compression = welcome.compression
         return welcome, arrays
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -22,7 +22,7 @@ from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode,
 from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.make import make
+from envfleet.pool.make import make_pool
 from envfleet.pool.native.plugins import load_native
 from envfleet.pool.pool import EnvPool
 from envfleet.pool.registrations import register_all
@@ -44,17 +44,17 @@ class Episodes(enum.Enum):
 
 
 class WorkerPool:
-    """Builds the pool, and switches its autoreset mode: with the same envs if the pool can, else with new ones."""
+    """Builds the pool once, and again only if it hangs: orders say in which autoreset mode they want it."""
 
     def __init__(self, welcome: Welcome, arrays: Arrays) -> None:
         """An env that cannot be built raises here."""
         self._plan = welcome.plan
-        self._env, self._env_kwargs = _env_of(welcome.plan, arrays)
+        self._spec = _spec_of(welcome.plan, arrays)
         self._epoch = welcome.epoch
         self._num_beginnings = 0
         # What set_attr() has set: a new pool gets it, too, also that of a replacement.
         self._attributes: dict[str, list[Any]] = {name: from_plain(each) for name, each in welcome.attributes.items()}
-        self._autoreset = Autoreset(welcome.plan.autoreset)
+        self._autoreset = welcome.plan.pool.autoreset
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
         self._seed: int | None = None  # for the first reset that brings none
@@ -152,7 +152,7 @@ class WorkerPool:
         self._collector = None
 
     def require_open(self, autoreset: Autoreset | None = None) -> None:
-        """Build another pool if the last one was given up, or is for another autoreset mode."""
+        """Build another pool if the last one was given up; use the autoreset mode of the order."""
         if self.envs.closed or autoreset not in (None, self._autoreset):
             self._switch_to(autoreset or self._autoreset)
 
@@ -187,22 +187,7 @@ class WorkerPool:
     # -- inside --
 
     def _build(self) -> None:
-        plan = self._plan
-        self.envs: EnvPool = make(
-            self._env,
-            plan.num_envs,
-            backend=plan.backend,  # type: ignore[arg-type]  # make() checks it
-            autoreset_mode=self._autoreset,
-            env_kwargs=self._env_kwargs,
-            max_episode_steps=plan.max_episode_steps,
-            num_workers=plan.num_workers,
-            on_env_error="raise" if plan.max_env_restarts is None else "restart",
-            max_env_restarts=plan.max_env_restarts or 0,
-            render_mode=plan.render_mode,
-            pixels=plan.pixels,
-            timeout_s=plan.timeout_s,
-            start_timeout_s=plan.start_timeout_s,
-        )
+        self.envs: EnvPool = make_pool(self._spec, replace(self._plan.pool, autoreset=self._autoreset))
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
         self._begin_anew()
@@ -225,21 +210,22 @@ class WorkerPool:
         return self.envs.reset(seed=seed)
 
     def _switch_to(self, autoreset: Autoreset) -> bool:
-        """Use another autoreset mode, from the next reset on. False: with a new pool, since the old one could not."""
-        if self._episodes is Episodes.RUNNING and not self.envs.closed:
+        """Use another autoreset mode, from the next reset on. False if the envs are new ones."""
+        if self.envs.closed:
+            self._autoreset = autoreset
+            self._build()
+            return False
+        if self._episodes is Episodes.RUNNING:
             logger.info("the pool goes on in autoreset mode %s: running episodes end here", autoreset.name)
+        has_same_envs = self.envs.switch_autoreset(autoreset)
         self._autoreset = autoreset
-        with contextlib.suppress(EnvFailed, PoolTimeout):
-            if not self.envs.closed and self.envs.switch_autoreset(autoreset):
-                self._begin_anew()
-                return True
-        self.envs.close()
-        self._build()
-        return False
+        self._begin_anew()
+        return has_same_envs
 
     def _told_of(self, hung: EnvFailed | None) -> list[Exception]:
         """What the head hears of a pool that hung; with restarts on, only if there were too many."""
-        is_told = self._plan.max_env_restarts is None or self._num_hung > self._plan.max_env_restarts
+        restarts = self._plan.pool.env_restarts
+        is_told = restarts is None or self._num_hung > restarts
         return [hung] if hung is not None and is_told else []
 
     def _rows_after_cut(self, order: int, failures: list[Exception]) -> tuple[RowsReady, Arrays]:
@@ -334,17 +320,17 @@ def _zeros(num_envs: int) -> dict[str, Array]:
     return {name: np.zeros(num_envs, dtype) for name, dtype in FIXED.items()}
 
 
-def _env_of(plan: PoolPlan, arrays: Arrays) -> tuple[Any, Any]:
-    """The env, and the arguments of each."""
-    if "env" in arrays:
+def _spec_of(plan: PoolPlan, arrays: Arrays) -> EnvSpec:
+    if plan.env is None:
         pickled = arrays["env"].tobytes()  # of the head, over an authenticated connection
-        env, kwargs, registrations = cloudpickle.loads(pickled)
+        spec, registrations = cloudpickle.loads(pickled)
         register_all(registrations.specs())
-        return env, kwargs
+        assert isinstance(spec, EnvSpec)
+        return spec
     if plan.native_file is not None:
         load_native(plan.native_file)
-    spec = EnvSpec(id=plan.env_id, factory=plan.env_factory)
-    return spec, None if plan.env_kwargs is None else [from_plain(each) for each in plan.env_kwargs]
+    kwargs: Any = plan.env.kwargs
+    return replace(plan.env, kwargs=[from_plain(each) for each in kwargs])
 
 
 def _first_seed(plan: PoolPlan, epoch: int, num_beginnings: int) -> int | None:

@@ -18,10 +18,11 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.errors import MissingExtra, NotReset, PoolTimeout, UsageError
 from envfleet.contract.infos import Info, InfoTable
+from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
-from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.batch_layout import NUM_FIXED, Column, batch_store
 from envfleet.pool.guard import Failure
 from envfleet.pool.native.failures import Asked, NativeFailures
@@ -71,7 +72,7 @@ class NativeBackend:
             None if self._obs_tree.is_one_array else self._obs_tree.unflatten,
         )
         self._failures = NativeFailures(
-            self._pool, config.autoreset, self._obs_tree, self._action_tree, config.max_env_restarts
+            self._pool, config.autoreset, self._obs_tree, self._action_tree, config.env_restarts
         )
         self._seeds: list[int | None] = [None] * config.num_envs  # of each env's last seeded reset
         self._reset_seeds: list[int | None] = [None] * config.num_envs  # of its last reset
@@ -85,6 +86,12 @@ class NativeBackend:
     def step_at_once(self) -> StepAtOnce | None:
         """See Backend. Not where a step has fewer rows than actions, or where failures are being counted."""
         return self._pool.step if self._line is Line.FULL and not self._failures.any_counted else None
+
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """See Backend."""
+        self._pool.set_autoreset(_AUTORESETS[mode])
+        self._failures.autoreset = mode
+        return True
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
@@ -236,7 +243,7 @@ class NativeBackend:
         infos: list[Column] = []
         for _, dtype, shape in self._choice.model.infos:
             infos += [(np.dtype(dtype), shape), (np.dtype(np.bool_), ())]  # values, and which rows have them
-        times = 2 if self._config.autoreset is Autoreset.SAME_STEP else 1
+        times = 2 if self._config.has_finals else 1
         sizes = [self._config.num_envs]
         if self._line is Line.FIRST_READY:
             sizes.append(self._config.rows)

@@ -74,7 +74,7 @@ class NativeFailures:
     ) -> None:
         """None for `max_restarts`: the caller hears of each failure."""
         self._pool = pool
-        self._autoreset = autoreset
+        self.autoreset = autoreset
         self._obs = obs
         self._actions = actions
         self._max_restarts = max_restarts
@@ -88,7 +88,7 @@ class NativeFailures:
         guarded = GuardedEpisode(
             env_id,
             lambda: built.pop() if built else env.rebuild(),
-            self._autoreset,
+            self.autoreset,
             self._obs.empty(np.zeros),
             self,
             max_restarts=self._max_restarts,
@@ -96,7 +96,7 @@ class NativeFailures:
         )
         # With same-step autoreset the reset is part of a step that began with the episode under way.
         was_ended = during == core.DURING_ENDED or (
-            during == core.DURING_AUTORESET and self._autoreset is Autoreset.NEXT_STEP
+            during == core.DURING_AUTORESET and self.autoreset is Autoreset.NEXT_STEP
         )
         guarded.take_over(last_obs, was_ended)
         if during == core.DURING_RESET:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from envfleet._native import core
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.building import EnvKwargs, EnvLike, kwargs_of, registered, require_env_kwargs
+from envfleet.pool.building import registered, require_env_kwargs
 from envfleet.pool.native.plugins import plugin_names
 from envfleet.pool.native.twins import OLDER_IDS, TWINS, NotNative, Twin
 from envfleet.pool.simulators.box2d import BOX2D_TWINS
@@ -61,43 +60,32 @@ def newer_id(env_id: str) -> str:
     return OLDER_IDS[env_id]
 
 
-def choose_native(
-    env: EnvLike | Sequence[Callable[..., Any]],
-    num_envs: int,
-    *,
-    env_kwargs: EnvKwargs,
-    max_episode_steps: int | None,
-    render_mode: str | None,
-) -> NativeChoice:
+def choose_native(spec: EnvSpec, num_envs: int) -> NativeChoice:
     """The native env that is asked for, or NotNative."""
-    kwargs = _common_kwargs(env_kwargs, num_envs)
-    if isinstance(env, EnvSpec):
-        kwargs = {**env.kwargs, **kwargs}
-        max_episode_steps = env.max_episode_steps if max_episode_steps is None else max_episode_steps
-        render_mode = env.render_mode if render_mode is None else render_mode
-        env = env.id or ""
-    if render_mode not in _RENDER_MODES:
-        raise NotNative(f"native envs are drawn when render() is called, not with render_mode={render_mode!r}")
-    if isinstance(env, str) and env in plugin_names():
-        model = _model(env, kwargs)
-        steps = model.max_episode_steps if max_episode_steps is None else max_episode_steps
-        return NativeChoice(env, model, kwargs, max(steps, 0), render_mode, {})
-    if isinstance(env, str) and env in OLDER_IDS:
+    kwargs = spec.common_kwargs(num_envs)
+    if kwargs is None:
+        raise NotNative("the envs of a native pool have the same arguments")
+    if spec.render_mode not in _RENDER_MODES:
+        raise NotNative(f"native envs are drawn when render() is called, not with render_mode={spec.render_mode!r}")
+    env = spec.id if spec.id is not None else spec.factory
+    if spec.id in plugin_names():
+        model = _model(spec.id, kwargs)
+        steps = model.max_episode_steps if spec.max_episode_steps is None else spec.max_episode_steps
+        return NativeChoice(spec.id, model, kwargs, max(steps, 0), spec.render_mode, {})
+    if spec.id in OLDER_IDS:
         if kwargs:
-            raise NotNative(f"{env} is native with its default arguments only; got {', '.join(kwargs)}")
-        env = newer_id(env)
-    if isinstance(env, str) and env:
+            raise NotNative(f"{spec.id} is native with its default arguments only; got {', '.join(kwargs)}")
+        env = newer_id(spec.id)
+    if spec.id:
         env = registered(env)
     if not isinstance(env, GymnasiumSpec):
         raise NotNative("only registered envs can be native, not callables")
     require_env_kwargs(env, kwargs)
-    return _choose_twin(env, {**env.kwargs, **kwargs}, max_episode_steps, render_mode)
+    return _choose_twin(env, {**env.kwargs, **kwargs}, spec)
 
 
-def _choose_twin(
-    spec: GymnasiumSpec, kwargs: dict[str, Any], max_episode_steps: int | None, render_mode: str | None
-) -> NativeChoice:
-    twin = _twin_of(spec)
+def _choose_twin(spec: GymnasiumSpec, kwargs: dict[str, Any], asked: EnvSpec) -> NativeChoice:
+    twin, render_mode = _twin_of(spec), asked.render_mode
     if twin is None:
         raise NotNative(f"{spec.id} has no native twin; envfleet.registry() lists those that have one")
     if spec.additional_wrappers:
@@ -108,7 +96,7 @@ def _choose_twin(
         metadata.setdefault("render_fps", int(np.round(1.0 / model.step_s)))
     if render_mode is not None and render_mode not in metadata["render_modes"]:
         raise NotNative(f"{spec.id} has no render_mode {render_mode!r}; it has {', '.join(metadata['render_modes'])}")
-    steps = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
+    steps = spec.max_episode_steps if asked.max_episode_steps is None else asked.max_episode_steps
     return NativeChoice(
         name=twin.native,
         model=model,
@@ -137,13 +125,3 @@ def _twin_of(spec: GymnasiumSpec) -> Twin | None:
     if callable(entry_point):  # a functools.partial has no name
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
     return _TWINS.get(entry_point or "")
-
-
-def _common_kwargs(env_kwargs: EnvKwargs, num_envs: int) -> dict[str, Any]:
-    """The arguments, if all envs have the same."""
-    if env_kwargs is None or isinstance(env_kwargs, Mapping):
-        return dict(env_kwargs or {})
-    each = [kwargs_of(env_kwargs, env_id, num_envs) for env_id in range(num_envs)]
-    if any(repr(kwargs) != repr(each[0]) for kwargs in each):  # values need not be comparable
-        raise NotNative("the envs of a native pool have the same arguments")
-    return each[0]

@@ -8,7 +8,6 @@ import signal
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ from envfleet._native import core
 from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout
+from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout, StepOnEndedEpisode
+from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.process import child as process_child
@@ -73,6 +73,7 @@ class ProcessBackend:
             self._info_columns = InfoColumns(self.traits.info_columns)
             SharedArrays.allocate(self._files, self._shape, self._action_tree)
             self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns)
+            self._arrays.autoreset = config.autoreset
             self._board = self._resources.board = self._arrays.board
             self._board.let_parent_spin(self._shape.num_children < usable_cpus())
             self._num_requests[0] += 1
@@ -139,7 +140,7 @@ class ProcessBackend:
         while self._board.busy_env_ids():
             try:
                 self._after_wait(core.NEWS)
-            except EnvFailed as error:
+            except (EnvFailed, StepOnEndedEpisode) as error:
                 logger.warning("before the reset: %s", str(error))
             if time.monotonic() >= deadline_s:
                 raise self._timeout(f"envs still at work after {timeout_s:g} s")
@@ -160,12 +161,8 @@ class ProcessBackend:
         self._request([process_child.SetAttr(name, each) for each in by_child], f"set {name!r}")
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
-        """See SwitchesAutoreset. Batches may have no room for final observations."""
-        if mode is Autoreset.SAME_STEP and self._shape.autoreset is not mode:
-            return False
-        self._config = replace(self._config, autoreset=mode)  # also for children that take the place of others
-        requests = [process_child.SwitchAutoreset(mode)] * self._shape.num_children
-        self._request(requests, f"switch to autoreset mode {mode.name.lower()!r}")
+        """See Backend. Children, also those that take the place of others, look at the mode before each task."""
+        self._arrays.autoreset = mode
         return True
 
     def close(self) -> None:
@@ -185,7 +182,7 @@ class ProcessBackend:
             reason = "as the caller chose"
         num_workers = min(num_workers, num_envs)
         logger.info("%d worker processes for %d envs: %s", num_workers, num_envs, reason)
-        return PoolShape(num_envs, num_workers, self._config.rows, self._config.autoreset)
+        return PoolShape(num_envs, num_workers, self._config.rows, self._config.has_finals)
 
     def _begin_with_first(self, deadline_s: float) -> EnvTraits:
         """Start the first child. It builds env 0, says what that is like, and waits for the arrays."""
@@ -361,7 +358,7 @@ class ProcessBackend:
         self._board.recover(child)
         self._num_requests[child] = 1
         num_failures = self._board.add_failure(culprit)
-        is_last = self._config.max_env_restarts is None or num_failures > self._config.max_env_restarts
+        is_last = self._config.env_restarts is None or num_failures > self._config.env_restarts
         if self._has_begun or not is_last:  # or there will be no pool whose envs another child could build
             self._spawn(child, lost_because=reason, delay_s=backoff_s(num_failures))
         if not is_last:

@@ -17,11 +17,11 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet._native import core
-from envfleet.contract.episode import Autoreset, Transition
+from envfleet.contract.episode import Transition
+from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import PoolConfig
 from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.pickling import picklable_part, pickled
@@ -57,13 +57,7 @@ class SetAttr(NamedTuple):
     values: dict[int, Any]  # by env id
 
 
-class SwitchAutoreset(NamedTuple):
-    """Parent -> child: use another autoreset mode from now on."""
-
-    mode: Autoreset
-
-
-Request = Call | SetAttr | SwitchAutoreset
+Request = Call | SetAttr
 
 
 class Start(NamedTuple):
@@ -115,7 +109,7 @@ class ChildProcess:
     ) -> ChildProcess | None:
         """Build the envs. None: the parent said that it needs none, once it knew their spaces."""
         time.sleep(start.delay_s)
-        if start.config.pin_workers:
+        if start.config.pin_workers is not False:
             keep_to_share(child, shape.num_children)
         specs = start.registrations.specs()
         builds: list[Callable[[], Any]] = [partial(_build, build, specs) for build in start.builders]
@@ -159,6 +153,7 @@ class ChildProcess:
         self._step_times = StepTimes() if start.times_steps else None
         self.board = self._arrays.board
         self.board.start_child(child)
+        self._autoreset_code = self._arrays.autoreset_code[0]
         self._episodes: dict[int, GuardedEpisode] = {}
         check_obs = ObservationCheck(obs_tree).check
         for env_id, build in enumerate(builds, start.first_env):
@@ -166,10 +161,10 @@ class ChildProcess:
                 episode = GuardedEpisode(
                     env_id,
                     build,
-                    start.config.autoreset,
+                    self._arrays.autoreset,
                     obs_tree.empty(np.zeros),
                     self.board,
-                    max_restarts=start.config.max_env_restarts,
+                    max_restarts=start.config.env_restarts,
                     check_obs=check_obs,
                     env_errors=(BaseException,),  # no Ctrl-C reaches this process: the env has raised it
                     lost_because=start.lost_because,
@@ -183,7 +178,7 @@ class ChildProcess:
 
     def loop(self) -> None:
         """Do tasks until told to stop."""
-        next_task, episodes, finish = self.board.next_task, self._episodes, self._finish
+        next_task, finish, autoreset_code = self.board.next_task, self._finish, self._arrays.autoreset_code
         read_action: Callable[[int], Any] = self._read_action
         if not self._action_tree.object_leaves:
             read_action = action_reader(self._action_tree, self._arrays.action_columns)
@@ -192,6 +187,7 @@ class ChildProcess:
             if task is None:
                 continue
             op, env_id, line = task
+            episodes = self._episodes if autoreset_code[0] == self._autoreset_code else self._switch_autoreset()
             if op == core.STEP:
                 episode = episodes[env_id]
                 step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
@@ -210,6 +206,13 @@ class ChildProcess:
             else:
                 break
         self._close_envs()
+
+    def _switch_autoreset(self) -> dict[int, GuardedEpisode]:
+        """The parent has chosen another mode since the last task."""
+        self._autoreset_code = self._arrays.autoreset_code[0]
+        for episode in self._episodes.values():
+            episode.switch_autoreset(self._arrays.autoreset)
+        return self._episodes
 
     def _reset(self, env_id: int) -> Transition:
         try:
@@ -322,8 +325,6 @@ class ChildProcess:
                 if isinstance(request, Call):
                     if env_id in request.env_ids:
                         answers[env_id] = value_of(episode.env, request.name, request.args, request.kwargs)
-                elif isinstance(request, SwitchAutoreset):
-                    episode.switch_autoreset(request.mode)
                 elif env_id in request.values:
                     set_attribute(episode.env, request.name, request.values[env_id])
             except BaseException as error:

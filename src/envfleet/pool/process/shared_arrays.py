@@ -49,7 +49,10 @@ class PoolShape:
     num_envs: int
     num_children: int
     batch_size: int
-    autoreset: Autoreset
+    has_finals: bool  # batches have room for final observations
+
+
+_AUTORESETS = list(Autoreset)
 
 
 class SharedArrays:
@@ -61,13 +64,15 @@ class SharedArrays:
         """Map what the parent has sized with `allocate`."""
         row = _columns(obs) + infos.layout
         self._num_row_columns = len(row)
-        columns = row * (2 if shape.autoreset is Autoreset.SAME_STEP else 1)
+        columns = row * (2 if shape.has_finals else 1)
         self.stores = [
             batch_store(fd, num_rows, columns)
             for fd, num_rows in zip((files.full, files.first_ready), _rows_of_lines(shape), strict=False)
         ]
         board_bytes = _board_bytes(shape)
-        self._memory = mmap.mmap(files.board, board_bytes + _action_bytes(shape.num_envs, actions))
+        num_bytes = board_bytes + _action_bytes(shape.num_envs, actions)
+        self._memory = mmap.mmap(files.board, num_bytes + 1)
+        self.autoreset_code = memoryview(self._memory)[num_bytes:]  # one byte
         self.board = core.Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
         self.action_columns: list[Array | None]  # [N, *leaf.shape]; None for objects
         self.action_columns = [None] * len(actions.leaves)
@@ -76,6 +81,15 @@ class SharedArrays:
             self.action_columns[leaf] = np.ndarray(
                 (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=board_bytes + offset
             )
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """The autoreset mode of the next task. The parent sets it while no env is at work."""
+        return _AUTORESETS[self.autoreset_code[0]]
+
+    @autoreset.setter
+    def autoreset(self, mode: Autoreset) -> None:
+        self.autoreset_code[0] = _AUTORESETS.index(mode)
 
     @staticmethod
     def board_alone(files: MemoryFiles, shape: PoolShape) -> core.Board:
@@ -91,8 +105,8 @@ class SharedArrays:
 
     @staticmethod
     def allocate(files: MemoryFiles, shape: PoolShape, actions: SpaceTree) -> None:
-        """Size the board's file for the actions, too; the batches' files grow by themselves."""
-        os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions))
+        """Size the board's file for the actions and the autoreset mode, too; the batches' files grow by themselves."""
+        os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions) + 1)
 
     def split(self, arrays: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
         """The columns of rows (observations, declared infos) and of final rows among all arrays of a batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -13,10 +14,11 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos import InfoTable
+from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.results import ObservationCheck, number_rows
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
-from envfleet.pool.backend import Line, PoolConfig, StepAtOnce
+from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.guard import ENV_ERRORS, Failure
 from envfleet.pool.traits import set_attribute, value_of
 from envfleet.pool.vector.vectorized import Rows, StepRows, Vectorized, close_vector, traits_of_vector
@@ -32,15 +34,16 @@ class VectorBackend:
 
     steps_some = False
 
-    def __init__(self, build: Callable[[], Vectorized], config: PoolConfig) -> None:
-        """Build the vector env."""
+    def __init__(self, build: Callable[[Autoreset], Vectorized], config: PoolConfig) -> None:
+        """Build the vector env; `build` may pass the autoreset mode on to the library that has it."""
         _require_config(config)
         self._config = config
         self._build = build
         self.step_at_once: StepAtOnce | None = None
-        self._vector: Vectorized = build()
+        self._autoreset = config.autoreset
+        self._vector: Vectorized = build(self._autoreset)
         try:
-            self._resets_some = self._choose_rule(self._vector)
+            self._resets_some = _resets_some(self._vector, self._autoreset)
             self.traits: EnvTraits = traits_of_vector(self._vector.env)
         except BaseException:
             self.close()
@@ -56,6 +59,25 @@ class VectorBackend:
         self._last_obs: Any = None  # our own copy
         self._ended = np.zeros(config.num_envs, np.bool_)  # with autoreset disabled: to be reset by the caller
         self._is_broken = False  # the vector env raised: all its episodes are lost
+
+    def switch_autoreset(self, mode: Autoreset) -> bool:
+        """See Backend. The only one that builds envs anew: where the vector env as it is does not have the mode."""
+        with contextlib.suppress(UsageError):
+            self._resets_some = _resets_some(self._vector, mode)
+            self._autoreset = mode
+            self._ended[:] = False
+            return True
+        vector = self._build(mode)
+        try:
+            resets_some = _resets_some(vector, mode)
+        except BaseException:
+            close_vector(vector.env)
+            raise
+        self.close()
+        self._vector, self._resets_some, self._autoreset = vector, resets_some, mode
+        self._set_attributes()
+        self._ended[:] = False
+        return False
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
@@ -156,22 +178,8 @@ class VectorBackend:
 
     # -- inside --
 
-    def _choose_rule(self, vector: Vectorized) -> bool:
-        """Do we reset envs whose episodes have ended? If not, the vector env does, or the caller."""
-        asked, own = self._config.autoreset, vector.own_mode
-        if asked is own:
-            return False
-        name = type(vector.env).__name__
-        modes = f"{own.name.lower()!r}; autoreset_mode={asked.name.lower()!r}"
-        only = f"{name} resets its envs in mode {modes} is not available"
-        if own is Autoreset.SAME_STEP or asked is Autoreset.NEXT_STEP:
-            raise UsageError(f"{only} from it")
-        self._require_some(only)
-        return asked is Autoreset.SAME_STEP
-
     def _require_some(self, refusal: str) -> None:
-        if (why := self._vector.why_not_some()) is not None:
-            raise UsageError(f"{refusal}: {why}")
+        _require_some(self._vector, refusal)
 
     def _reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None) -> StepBatch:
         if self._is_broken:  # all episodes are lost, so all begin anew
@@ -207,14 +215,14 @@ class VectorBackend:
         terminated = number_rows(result[2], num_envs, "terminations").astype(np.bool_)
         truncated = number_rows(result[3], num_envs, "truncations").astype(np.bool_)
         ended_rows = np.flatnonzero(terminated | truncated)
-        if self._config.autoreset is Autoreset.DISABLED:
+        if self._autoreset is Autoreset.DISABLED:
             self._ended = terminated | truncated
         elif self._resets_some and len(ended_rows):
             rows = self._checked(self._vector.reset_some(ended_rows, [None] * len(ended_rows), None), len(ended_rows))
             final_obs, final_infos = self._obs_tree.each_row(obs, ended_rows.tolist()), infos.only(ended_rows)
             obs, infos = self._with_rows(obs, infos, rows, ended_rows)
             infos.add_finals(ended_rows, final_obs, final_infos)
-        elif self._config.autoreset is Autoreset.SAME_STEP and infos.final_obs is not None:
+        elif self._autoreset is Autoreset.SAME_STEP and infos.final_obs is not None:
             self._split_finals(infos, ended_rows)
             for row in ended_rows.tolist():
                 self._observations.check(infos.final_obs[row])
@@ -237,7 +245,7 @@ class VectorBackend:
                 [nothing if leaf.dtype is None else np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
             )
         obs, infos, final_obs = self._copied(self._last_obs), self._no_infos(), None
-        if self._config.autoreset is Autoreset.SAME_STEP:
+        if self._autoreset is Autoreset.SAME_STEP:
             try:
                 first = self._reset(self._env_ids, [None] * num_envs, None)
             except ENV_ERRORS as error:  # the next step tries again
@@ -246,7 +254,7 @@ class VectorBackend:
             else:
                 final_obs = self._obs_tree.each_row(obs, range(num_envs))
                 obs, infos = first.obs, InfoTable(num_envs, first.infos)
-        elif self._config.autoreset is Autoreset.DISABLED:
+        elif self._autoreset is Autoreset.DISABLED:
             self._ended[:] = True
         infos.add_errors(self._env_ids, reason, final_obs)
         return self._batch(obs, infos)._replace(truncated=np.ones(num_envs, np.bool_))
@@ -256,7 +264,10 @@ class VectorBackend:
 
     def _rebuild(self) -> None:
         self.close()
-        self._vector = self._build()
+        self._vector = self._build(self._autoreset)
+        self._set_attributes()
+
+    def _set_attributes(self) -> None:
         for name, by_env in self._attributes.items():
             self._set_attr(name, by_env)
 
@@ -302,6 +313,25 @@ class VectorBackend:
             infos.add_finals(rows, self._obs_tree.each_row(given, rows.tolist()), infos.final_infos)
 
 
+def _resets_some(vector: Vectorized, mode: Autoreset) -> bool:
+    """Do we reset envs whose episodes have ended? If not, the vector env does, or the caller."""
+    own = vector.own_mode
+    if mode is own:
+        return False
+    name = type(vector.env).__name__
+    modes = f"{own.name.lower()!r}; autoreset_mode={mode.name.lower()!r}"
+    only = f"{name} resets its envs in mode {modes} is not available"
+    if own is Autoreset.SAME_STEP or mode is Autoreset.NEXT_STEP:
+        raise UsageError(f"{only} from it")
+    _require_some(vector, only)
+    return mode is Autoreset.SAME_STEP
+
+
+def _require_some(vector: Vectorized, refusal: str) -> None:
+    if (why := vector.why_not_some()) is not None:
+        raise UsageError(f"{refusal}: {why}")
+
+
 def _require_config(config: PoolConfig) -> None:
     if config.rows != config.num_envs:
         raise UsageError(
@@ -309,5 +339,5 @@ def _require_config(config: PoolConfig) -> None:
         )
     if config.observation_mode != "same":
         raise UsageError("a vector env batches its own observations: say observation_mode to what makes it")
-    if config.max_env_restarts is not None:
+    if config.env_restarts is not None:
         raise UsageError("a vector env cannot restart one of its envs: on_env_error='restart' is for other backends")

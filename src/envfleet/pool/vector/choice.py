@@ -14,9 +14,9 @@ from gymnasium.vector import AutoresetMode
 
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
-from envfleet.pool.backend import PoolConfig
-from envfleet.pool.building import EnvKwargs, EnvLike, imported, kwargs_of, require_env_kwargs, without_module
+from envfleet.pool.building import imported, require_env_kwargs, without_module
 from envfleet.pool.foreign_envs import hint
 from envfleet.pool.simulators.atari_ids import atari_game
 from envfleet.pool.vector.envpool import EnvPoolVector
@@ -36,42 +36,39 @@ _OURS = {
 _SCREEN = (210, 160)  # height and width of what the games show
 
 
-def is_envpool_task(env: Any) -> bool:
+def is_envpool_task(env_id: Any) -> bool:
     """Is it the id of an EnvPool task?"""
-    env_id = env.id if isinstance(env, EnvSpec) else env
     return isinstance(env_id, str) and env_id.startswith(ENVPOOL)
 
 
-def vector_builder(
-    env: EnvLike | Sequence[Callable[..., Any]],
-    config: PoolConfig,
-    *,
-    env_kwargs: EnvKwargs,
-    max_episode_steps: int | None,
-    render_mode: str | None,
-) -> Callable[[], Vectorized]:
+def vector_builder(spec: EnvSpec, config: PoolConfig) -> Callable[[Autoreset], Vectorized]:
     """What makes the vector env: ids of EnvPool, ALE and Gymnasium, or a factory, called with `num_envs`."""
-    kwargs = _common_kwargs(env_kwargs, config.num_envs)
-    if isinstance(env, EnvSpec):
-        kwargs = {**env.kwargs, **kwargs}
-        max_episode_steps = env.max_episode_steps if max_episode_steps is None else max_episode_steps
-        render_mode = env.render_mode if render_mode is None else render_mode
-        env = env.id if env.id is not None else imported(str(env.factory))
-    if render_mode is not None:
-        kwargs["render_mode"] = render_mode
-    if isinstance(env, str) and env.startswith(ENVPOOL):
-        return partial(_envpool, env.removeprefix(ENVPOOL), config, _envpool_kwargs(kwargs, max_episode_steps))
+    kwargs = spec.common_kwargs(config.num_envs)
+    if kwargs is None:
+        raise UsageError("the envs of a vector env have the same arguments: env_kwargs must not differ")
+    if spec.render_mode is not None:
+        kwargs["render_mode"] = spec.render_mode
+    if spec.id is not None and is_envpool_task(spec.id):
+        return partial(_envpool, spec.id.removeprefix(ENVPOOL), config, _envpool_kwargs(spec, kwargs))
     if "num_envs" in kwargs:
         raise UsageError("env_kwargs must not have num_envs: make() has an argument num_envs")
-    if max_episode_steps is not None:
+    if spec.max_episode_steps is not None:
         raise UsageError("a vector env has its own limit of steps: max_episode_steps is for other backends")
-    env_id = without_module(env) if isinstance(env, str) else ""
+    env_id = "" if spec.id is None else without_module(spec.id)
     if env_id and (game := atari_game(env_id)) is not None:
         return partial(_ale, game, config, kwargs)
     if config.num_workers is not None:
         raise UsageError("a vector env has its own threads or processes: num_workers is for other backends")
-    if isinstance(env, str | GymnasiumSpec):
-        return partial(_registered, env if isinstance(env, GymnasiumSpec) else gymnasium.spec(env_id), config, kwargs)
+    if spec.id is not None:
+        return partial(_registered, gymnasium.spec(env_id), config, kwargs)
+    return _factory_builder(spec.factory, config, kwargs)
+
+
+def _factory_builder(env: Any, config: PoolConfig, kwargs: dict[str, Any]) -> Callable[[Autoreset], Vectorized]:
+    if isinstance(env, GymnasiumSpec):
+        return partial(_registered, env, config, kwargs)
+    if isinstance(env, str):
+        env = imported(env)
     if isinstance(env, Sequence) or not callable(env):
         got = "a list of factories" if isinstance(env, Sequence) else f"{type(env).__name__}{hint(env)}"
         raise UsageError(f"backend='vector' takes one factory that makes a VectorEnv, or an id; got {got}")
@@ -79,13 +76,13 @@ def vector_builder(
     return partial(_made_by, env, config, kwargs)
 
 
-def _envpool_kwargs(kwargs: dict[str, Any], max_episode_steps: int | None) -> dict[str, Any]:
+def _envpool_kwargs(spec: EnvSpec, kwargs: dict[str, Any]) -> dict[str, Any]:
     for name in kwargs.keys() & _OURS.keys():
         raise UsageError(f"env_kwargs must not have {name}: make() has an argument {_OURS[name]}")
-    return kwargs if max_episode_steps is None else {**kwargs, "max_episode_steps": max_episode_steps}
+    return kwargs if spec.max_episode_steps is None else {**kwargs, "max_episode_steps": spec.max_episode_steps}
 
 
-def _envpool(task: str, config: PoolConfig, kwargs: dict[str, Any]) -> EnvPoolVector:
+def _envpool(task: str, config: PoolConfig, kwargs: dict[str, Any], mode: Autoreset) -> EnvPoolVector:
     try:
         envpool: Any = importlib.import_module("envpool")
     except ImportError:
@@ -102,7 +99,7 @@ def _envpool(task: str, config: PoolConfig, kwargs: dict[str, Any]) -> EnvPoolVe
     return EnvPoolVector(build, config.num_envs)
 
 
-def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
+def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any], mode: Autoreset) -> AleVector:
     """With the settings that our own Atari env has."""
     from ale_py.vector_env import AtariVectorEnv
 
@@ -122,7 +119,7 @@ def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
         raise UsageError(
             f"screen_size must be at least 1 and not larger than the game's screen, (160, 210); got {size}"
         )
-    mode = Autoreset.NEXT_STEP if config.autoreset is Autoreset.DISABLED else config.autoreset
+    own_mode = Autoreset.NEXT_STEP if mode is Autoreset.DISABLED else mode
     env = AtariVectorEnv(
         game,
         config.num_envs,
@@ -130,7 +127,7 @@ def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
         max_num_frames_per_episode=settings.max_num_frames_per_episode,
         repeat_action_probability=settings.repeat_action_probability,
         full_action_space=settings.full_action_space,
-        autoreset_mode=AutoresetMode(mode.value),
+        autoreset_mode=AutoresetMode(own_mode.value),
         img_height=height,
         img_width=width,
         grayscale=settings.grayscale_obs,
@@ -144,26 +141,21 @@ def _ale(game: str, config: PoolConfig, kwargs: dict[str, Any]) -> AleVector:
     return AleVector(env, config.num_envs)
 
 
-def _registered(spec: GymnasiumSpec, config: PoolConfig, kwargs: dict[str, Any]) -> GymnasiumVector:
+def _registered(spec: GymnasiumSpec, config: PoolConfig, kwargs: dict[str, Any], mode: Autoreset) -> GymnasiumVector:
     if spec.vector_entry_point is None:
         raise UsageError(f"{spec.id} is not registered with a vector env; other backends run it")
     made = gymnasium.make_vec(spec, config.num_envs, vectorization_mode="vector_entry_point", **kwargs)
     return vectorized(made, config.num_envs)
 
 
-def _made_by(factory: Callable[..., Any], config: PoolConfig, kwargs: dict[str, Any]) -> GymnasiumVector:
+def _made_by(
+    factory: Callable[..., Any], config: PoolConfig, kwargs: dict[str, Any], mode: Autoreset
+) -> GymnasiumVector:
     """A factory that has an argument `autoreset_mode` is told the mode; others decide for themselves."""
     try:
         parameters: Mapping[str, Any] = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         parameters = {}
     if "autoreset_mode" in parameters:
-        kwargs = {"autoreset_mode": AutoresetMode(config.autoreset.value), **kwargs}
+        kwargs = {"autoreset_mode": AutoresetMode(mode.value), **kwargs}
     return vectorized(factory(num_envs=config.num_envs, **kwargs), config.num_envs)
-
-
-def _common_kwargs(env_kwargs: EnvKwargs, num_envs: int) -> dict[str, Any]:
-    each = [kwargs_of(env_kwargs, env_id, num_envs) for env_id in range(num_envs)]
-    if any(repr(kwargs) != repr(each[0]) for kwargs in each):  # values need not be comparable
-        raise UsageError("the envs of a vector env have the same arguments: env_kwargs must not differ")
-    return each[0]

@@ -7,10 +7,13 @@ from envfleet.cluster.head.connections import Delivery
 from envfleet.cluster.head.fleet import Fleet
 from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.restarts import Stage
+from envfleet.cluster.network import Network
 from envfleet.cluster.sync import EveryUpdate
+from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.codec import Decoder
 from envfleet.cluster.wire.messages import PROTOCOL_VERSION, FromHead, Join, Leaving, PoolPlan, SetAttr
 from envfleet.cluster.wire.orders import Order
+from envfleet.contract.pool_config import PoolConfig
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
 RUNNING = WorkerStatus(WorkerState.RUNNING)
@@ -19,15 +22,15 @@ ENDED = WorkerStatus(WorkerState.ENDED, "exit code 1")
 
 
 def config_of(num_workers):
-    plan = PoolPlan(
-        num_envs=1, max_episode_steps=None, render_mode=None, backend="auto", num_workers=None, max_env_restarts=None,
-        timeout_s=1.0, start_timeout_s=1.0, autoreset="next_step", seed=None,
-    )  # fmt: skip
+    plan = PoolPlan(env=None, pool=PoolConfig(num_envs=1))
+    timing = Timing(max_worker_restarts=3, join_timeout_s=60.0, reconnect_s=5.0)
     return HeadConfig(
-        plans=(plan,) * num_workers, env_pickles=(None,) * num_workers, sync=EveryUpdate(), max_worker_restarts=3,
-        join_timeout_s=60.0, heartbeat_s=1.0, silence_s=30.0, reconnect_s=5.0, resend_s=5.0, compression=None,
-        weights_dtype=None,
-    )  # fmt: skip
+        plans=(plan,) * num_workers,
+        env_pickles=(None,) * num_workers,
+        sync=EveryUpdate(),
+        timing=timing,
+        network=Network(),
+    )
 
 
 class Wire:

@@ -1,0 +1,124 @@
+"""PoolSettings and PoolConfig: what a caller says about a pool. Checked here, once; the values travel whole."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from envfleet.contract.episode import Autoreset
+from envfleet.contract.errors import UsageError
+from envfleet.contract.settings import keep_plain_numbers
+
+BackendName = Literal["auto", "native", "process", "serial", "vector"]
+BACKENDS: tuple[str, ...] = get_args(BackendName)
+ObservationMode = Literal["same", "different"]
+OnEnvError = Literal["raise", "restart"]
+
+
+class Line(enum.IntEnum):
+    """Where results go: into batches with a row for each env, or into batches of the first that finish."""
+
+    FULL = 0
+    FIRST_READY = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """How a pool runs its envs, whatever their number.
+
+    Attributes:
+        num_workers: Number of child processes, or of threads (the calling one included) for native envs; default None:
+            one for each CPU that the process may use.
+        pin_workers: Whether to bind each worker to its share of the CPUs, if there are at least as many CPUs; default
+            None: child processes yes, threads no.
+        on_env_error: "raise" (default): an env that fails, or whose process dies, raises EnvFailed. "restart": its row
+            is truncated, `info["env_error"]` says why, and the env is built anew.
+        max_env_restarts: With "restart": number of failures of an env, without a finished episode between them, after
+            which EnvFailed is raised all the same; default 10.
+        timeout_s: Seconds that a wait for results lasts before PoolTimeout; default 60.
+    """
+
+    num_workers: int | None = None  # processes, or threads of native envs; None: one for each CPU it may use
+    pin_workers: bool | None = None  # bind each to its share of the CPUs; None: processes yes, threads no
+    on_env_error: OnEnvError = "raise"  # "restart": the row of an env that fails is truncated, and it is built anew
+    max_env_restarts: int = 10  # with "restart": failures of an env without a finished episode before EnvFailed
+    timeout_s: float = 60.0  # seconds that a wait for results lasts before PoolTimeout
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        keep_plain_numbers(self)
+        if self.on_env_error not in get_args(OnEnvError):
+            raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {self.on_env_error!r}")
+        _require_count("num_workers", self.num_workers)
+        _require_count("max_env_restarts", self.env_restarts)
+        _require_positive("timeout_s", self.timeout_s)
+
+    @property
+    def env_restarts(self) -> int | None:
+        """Failures of an env that lead to a restart, counted since its last finished episode; None: none does."""
+        return self.max_env_restarts if self.on_env_error == "restart" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig(PoolSettings):
+    """All settings of one pool."""
+
+    num_envs: int  # of this pool
+    batch_size: int | None = None  # rows of a batch; None: `num_envs`
+    backend: BackendName = "auto"  # "native", "process", "serial" or "vector"; "auto": the best that runs the env
+    autoreset: Autoreset = Autoreset.NEXT_STEP  # until the mode is switched
+    switches_autoreset: bool = False  # the mode may be switched to any other
+    observation_mode: ObservationMode = "same"  # "different": bounds of observations may differ from env to env
+    start_timeout_s: float = 300.0  # seconds until the envs must be built
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        super(PoolConfig, self).__post_init__()  # with arguments: slots make another class of this one
+        _require_count("num_envs", self.num_envs)
+        _require_whole("batch_size", self.batch_size)
+        if self.batch_size is not None and not 1 <= self.batch_size <= self.num_envs:
+            raise UsageError(f"batch_size must be between 1 and num_envs={self.num_envs}; got {self.batch_size}")
+        if self.backend not in BACKENDS:
+            raise UsageError(f"no backend is called {self.backend!r}; known: {', '.join(BACKENDS)}")
+        if self.observation_mode not in get_args(ObservationMode):
+            raise UsageError(f"observation_mode must be 'same' or 'different'; got {self.observation_mode!r}")
+        _require_positive("start_timeout_s", self.start_timeout_s)
+
+    @classmethod
+    def of(cls, settings: PoolSettings, **others: Any) -> PoolConfig:
+        """These settings, and the others."""
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(PoolSettings)}, **others)
+
+    @property
+    def has_finals(self) -> bool:
+        """Have batches room for final observations? Same-step autoreset needs it."""
+        return self.switches_autoreset or self.autoreset is Autoreset.SAME_STEP
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch that recv() returns."""
+        return self.num_envs if self.batch_size is None else self.batch_size
+
+    @property
+    def line(self) -> Line:
+        """The line that send() uses."""
+        return Line.FULL if self.rows == self.num_envs else Line.FIRST_READY
+
+
+def _require_whole(name: str, count: Any) -> None:
+    if count is not None and not isinstance(count, int | np.integer):
+        raise UsageError(f"{name} must be a whole number; got {count!r}")
+
+
+def _require_count(name: str, count: Any) -> None:
+    _require_whole(name, count)
+    if count is not None and count < 1:
+        raise UsageError(f"{name} must be at least 1; got {count}")
+
+
+def _require_positive(name: str, seconds: float) -> None:
+    if not seconds > 0:
+        raise UsageError(f"{name} must be positive; got {seconds}")
