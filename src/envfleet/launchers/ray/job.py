@@ -7,22 +7,22 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.contract.worker_environment import NUM_CPUS_VARIABLE
 from envfleet.launchers.launcher import WorkerJob, WorkerState, WorkerStatus
-from envfleet.launchers.processes import end_of_file, how_it_ended
-from envfleet.launchers.ray.actor import ActorCommand, Begun, WorkerActor, is_failure
-from envfleet.launchers.ray.places import Group, Places, Shortage
+from envfleet.launchers.processes import end_of_file
+from envfleet.launchers.ray.actor import ActorCommand, Begun, WorkerActor
+from envfleet.launchers.ray.places import Group, Places
 from envfleet.launchers.ray.session import NoAnswer, Session, import_ray, in_time
+from envfleet.launchers.ray.status import ActorRecord
 
 logger = logging.getLogger("envfleet.ray")
 
 LOOK_S = 0.3  # seconds between two looks at the answers of actors
-ASK_AGAIN_S = 0.5  # after this, an actor that Ray restarts is asked where it runs
 LOG_S = 3.0  # the most that an actor may take to return its log
 KILL_WAIT_S = 5.0
 START_S = 10.0  # the most that Ray may take to accept one actor, not to start it
@@ -51,21 +51,6 @@ class Request:
     queue_timeout_s: float | None
 
 
-@dataclass(slots=True)
-class _ActorRecord:
-    """One worker: its place, its actor, and what is known of it."""
-
-    group: Group
-    bundle: int
-    actor: Any
-    question: Any  # the call whose answer is awaited: begun() or until_end(); None: none
-    status: WorkerStatus
-    begun: Begun | None = None
-    incarnations: set[str] = field(default_factory=set)
-    failed_incarnation: str = ""
-    ask_again_s: float | None = None  # when to call begun() again, while Ray restarts the actor
-
-
 class RayJob:
     """A Job of actors.
 
@@ -84,7 +69,7 @@ class RayJob:
         self._request = request
         self._job = job
         self._run_name = f"envfleet-{secrets.token_hex(4)}"
-        self._actors: dict[int, _ActorRecord] = {}
+        self._actors: dict[int, ActorRecord] = {}
         self._left: dict[int, Begun] = {}  # where workers ran that have no actor any more
         self._next_look_s = 0.0
         self._places = Places(session, request.bundle, request.placement)
@@ -109,7 +94,7 @@ class RayJob:
         self._look()
         record = self._actors[worker]
         if record.status.state is WorkerState.PENDING and (shortage := self._places.shortage(record.group)) is not None:
-            return self._status_in(shortage, record)
+            return record.status_in(shortage, self._request.queue_timeout_s)
         return record.status
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
@@ -177,7 +162,7 @@ class RayJob:
         record = self._actors.get(worker)
         return self._left.get(worker) if record is None or record.begun is None else record.begun
 
-    def _free(self, worker: int, record: _ActorRecord) -> None:
+    def _free(self, worker: int, record: ActorRecord) -> None:
         self._places.give_back(record.group, record.bundle)
         if record.begun is not None:
             self._left[worker] = record.begun
@@ -205,7 +190,7 @@ class RayJob:
             raise
         status = WorkerStatus(WorkerState.PENDING, "Ray was asked to start it", num_failures)
         for worker, (group, bundle), actor in zip(workers, places, started, strict=True):
-            self._actors[worker] = _ActorRecord(group, bundle, actor, actor.begun.remote(), status)
+            self._actors[worker] = ActorRecord(group, bundle, actor, actor.begun.remote(), status)
 
     def _actor(self, worker: int, group: Group, bundle: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -246,77 +231,18 @@ class RayJob:
         self._next_look_s = now_s + LOOK_S
         ray = import_ray()
         for record in self._actors.values():
-            if record.ask_again_s is not None and now_s >= record.ask_again_s:
-                record.ask_again_s, record.question = None, record.actor.begun.remote()
+            record.ask_if_due(now_s)
         asked = {record.question: record for record in self._actors.values() if record.question is not None}
         if asked:
             for answer in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0]:
-                self._take(asked[answer], answer)
+                _take(asked[answer], answer)
         self._places.watch(
             record.group for record in self._actors.values() if record.status.state is WorkerState.PENDING
         )
 
-    def _take(self, record: _ActorRecord, question: Any) -> None:
-        ray = import_ray()
-        num_failures = record.status.num_failures
-        try:
-            answer = ray.get(question, timeout=LOOK_S)
-        except ray.exceptions.ActorUnavailableError as error:
-            # Its process is gone, or only the connection to it: the next answer tells.
-            _ask_again(record)
-            if record.status.state is not WorkerState.PENDING:
-                detail = f"Ray starts it again: {_first_line(error)}"
-                record.status = WorkerStatus(WorkerState.PENDING, detail, num_failures)
-        except ray.exceptions.GetTimeoutError:
-            return
-        except ray.exceptions.RayError as error:
-            record.question = None
-            record.status = WorkerStatus(WorkerState.ENDED, f"Ray: {_in_one_line(error)}", num_failures)
-        else:
-            if isinstance(answer, Begun):
-                self._take_begun(record, answer)
-            else:
-                self._take_end(record, *answer)
-
-    def _take_begun(self, record: _ActorRecord, begun: Begun) -> None:
-        if begun.incarnation == record.failed_incarnation:  # not gone yet
-            _ask_again(record)
-            return
-        is_another = record.begun is not None and begun.incarnation not in record.incarnations
-        record.begun = begun
-        record.incarnations.add(begun.incarnation)
-        record.question = record.actor.until_end.remote()
-        num_failures = record.status.num_failures + is_another
-        detail = f"Ray actor on {begun.node}, process {begun.pid}"
-        if is_another:
-            detail += f"; before: {record.status.detail}"
-        record.status = WorkerStatus(WorkerState.RUNNING, detail, num_failures)
-
-    def _take_end(self, record: _ActorRecord, incarnation: str, code: int) -> None:
-        words = f"{how_it_ended(code)} on {record.begun.node if record.begun is not None else 'its node'}"
-        if is_failure(code):
-            record.failed_incarnation = incarnation
-            _ask_again(record)
-            record.status = WorkerStatus(
-                WorkerState.PENDING, f"Ray starts it again: {words}", record.status.num_failures
-            )
-        else:
-            record.question = None
-            record.status = WorkerStatus(WorkerState.ENDED, words, record.status.num_failures)
-
-    def _status_in(self, shortage: Shortage, record: _ActorRecord) -> WorkerStatus:
-        if shortage.is_removed:
-            return WorkerStatus(
-                WorkerState.ENDED, "its placement group was removed from Ray", record.status.num_failures
-            )
-        timeout_s = self._request.queue_timeout_s
-        is_hopeless = timeout_s is not None and shortage.infeasible_s > timeout_s
-        state = WorkerState.REFUSED if is_hopeless else WorkerState.PENDING
-        return WorkerStatus(state, shortage.detail, record.status.num_failures)
-
     # -- ending --
 
-    def _end_all(self, records: Mapping[int, _ActorRecord], grace_s: float) -> None:
+    def _end_all(self, records: Mapping[int, ActorRecord], grace_s: float) -> None:
         """Tell workers to leave, kill them after `grace_s` seconds, and then end their actors."""
         ray = import_ray()
         try:
@@ -328,7 +254,7 @@ class RayJob:
         finally:
             self._kill(records.values())
 
-    def _kill(self, records: Iterable[_ActorRecord]) -> None:
+    def _kill(self, records: Iterable[ActorRecord]) -> None:
         """End actors, and with each its worker. Waits until Ray reports their death, at most KILL_WAIT_S."""
         ray = import_ray()
         actors = [record.actor for record in records]
@@ -349,14 +275,24 @@ class RayJob:
                 ray.wait(asked, num_returns=len(asked), timeout=KILL_WAIT_S)
 
 
-def _ask_again(record: _ActorRecord) -> None:
-    """Ask the actor again soon. Ray could wait for the actor by itself, but would print that on the user's screen."""
-    record.question, record.ask_again_s = None, time.monotonic() + ASK_AGAIN_S
+def _take(record: ActorRecord, question: Any) -> None:
+    """Take the answer of an actor, which has arrived."""
+    ray = import_ray()
+    try:
+        answer = ray.get(question, timeout=LOOK_S)
+    except ray.exceptions.ActorUnavailableError as error:
+        record.take_unavailable(_first_line(error), time.monotonic())
+    except ray.exceptions.GetTimeoutError:
+        return
+    except ray.exceptions.RayError as error:
+        record.take_error(" ".join(str(error).split()))
+    else:
+        if isinstance(answer, Begun):
+            record.take_begun(answer, time.monotonic())
+        else:
+            incarnation, code = answer
+            record.take_end(incarnation, code, time.monotonic())
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
