@@ -36,7 +36,7 @@ test: $(VENV)/with-test build/native/plain/passed
 test-all: $(VENV)/with-test build/native/plain/passed
 	$(PYTEST)
 
-# Counts workers, spawners and children too, and so takes about half as long again as `make test`.
+# Counts workers, spawners and children too, which is why it is no part of the others: tracing makes them slow.
 coverage: $(VENV)/with-test
 	$(PYTEST) -m "not engine and not long" --cov --cov-report=term:skip-covered
 

@@ -7,6 +7,8 @@ from envfleet.contract.errors import UsageError
 from envfleet.launchers.local import Local
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("check", LAUNCHER_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check):

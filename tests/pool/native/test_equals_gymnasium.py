@@ -186,7 +186,10 @@ def test_episodes(case, part):
         assert pool.single_action_space == reference.single_action_space
         obs = require_equal_resets(pool, reference, case, seed=123)
         num_terminated = require_equal_steps(pool, reference, case, obs, num_episodes=case.num_episodes // part)
-        assert (num_terminated == 0) == (case.id in NEVER_TERMINATE) or not case.is_exact
+        if case.id in NEVER_TERMINATE:
+            assert num_terminated == 0
+        elif case.is_exact and part == 1:  # by chance alone, few episodes need not have one
+            assert num_terminated > 0
     reference.close()
 
 

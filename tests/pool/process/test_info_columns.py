@@ -7,6 +7,8 @@ import envfleet
 from envfleet.testing import Act, ScriptedEnv
 from envfleet.testing.programs import require_equal
 
+pytestmark = pytest.mark.slow
+
 
 class DeclaringEnv(ScriptedEnv):
     """The same infos as ScriptedEnv, and two numbers besides, one of which is not always there."""
