@@ -43,8 +43,11 @@ def main() -> None:
             runs = [run for run in runs if run.task not in names]
         for name in names:
             _measure(name, arguments.seeds, runs)
-    TABLE.write_text(table(runs) + "\n")
-    update_pages("sync.py", TABLE.read_text())
+    first_line, rest = table(runs).split("\n", 1)
+    if arguments.report and TABLE.exists():  # written again, not measured again: date and version stay
+        first_line = TABLE.read_text().split("\n", 1)[0]
+    TABLE.write_text(f"{first_line}\n{rest}\n")
+    update_pages()
     print(TABLE.read_text())
 
 

@@ -99,7 +99,7 @@ def main() -> None:
         lines.append(f"| {env_id} | {num_envs} | {' | '.join(f'{share:.1f} %' for share in found.values())} |")
     text = "\n".join(lines) + "\n"
     (RESULTS_DIR / "time_shares.md").write_text(text)
-    update_pages("time_shares.py", text)
+    update_pages()
     print(text, end="")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS_DIR = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 
 
 def save_json(folder: Path, name: str, report: dict[str, Any]) -> Path:
@@ -19,10 +19,6 @@ def save_json(folder: Path, name: str, report: dict[str, Any]) -> Path:
     return path
 
 
-def update_pages(script: str, markdown: str) -> None:
-    """Put a script's table between its marks in the pages, which state nothing that no script has measured."""
-    begin, end = f"<!-- begin: benchmarks/{script} -->\n", f"<!-- end: benchmarks/{script} -->"
-    for page in PAGES:
-        before, found, rest = page.read_text().partition(begin) if page.exists() else ("", "", "")
-        if found:  # a page that does not show this table has no marks for it
-            page.write_text(before + begin + markdown + end + rest.partition(end)[2])
+def update_pages() -> None:
+    """Write docs/benchmarks.md and the README's table again, from what is in RESULTS_DIR."""
+    runpy.run_path(str(ROOT / "docs" / "generate_benchmarks.py"), run_name="__main__")

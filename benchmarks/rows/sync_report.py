@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +55,8 @@ class Run:
 def table(runs: Sequence[Run]) -> str:
     """Every rule of every task, seeds together; and what the targets say of them."""
     lines = [
-        f"{os.cpu_count()} shared cores; envfleet {envfleet.__version__}, "
+        f"{os.cpu_count()} shared cores; {datetime.datetime.now(datetime.UTC).date()}; "
+        f"envfleet {envfleet.__version__}, "
         f"{', '.join(f'{name} {version(name)}' for name in PACKAGES)}. "
         "Median over seeds. Pulls are a worker's; `fewer`: than with every_update. Bytes: weights and announcements of "
         "all workers. Measuring: share of the learner's time.",
@@ -130,9 +132,9 @@ def _targets(runs: Sequence[Run], task: str) -> Iterator[str]:
     for rule in _rules(runs, task):
         if rule.startswith("every:"):
             other, own = _median(_of(runs, task, rule), _return), _median(aps, _return)
-            yield _target(
-                f"return at least that of {rule}, with as many pulls", task, own >= other, f"{own:.0f} to {other:.0f}"
-            )
+            seeds = sorted(run.seed for run in aps)
+            text = f"{own:.0f} to {other:.0f} on seeds {seeds[0]}-{seeds[-1]}"
+            yield _target(f"return at least that of {rule}, with as many pulls", task, own >= other, text)
     share = _median(aps, lambda run: run.measure_share)
     yield _target("measuring under 3 % of the learner's time", task, share < 0.03, f"{share:.1%}")
 
