@@ -100,7 +100,7 @@ SOURCES = [
     path.relative_to(ROOT).as_posix()
     for folder in ("src", "native", "tests", "benchmarks", "examples", "docs")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in (".py", ".h", ".cc", ".pyi") and "envfleet/include" not in path.as_posix()
+    if path.suffix in (".py", ".h", ".cc", ".pyi") and "_native/include" not in path.as_posix()
 ]
 YOURS = {"fleet.py", "train.py", "corridor.h", "my_env.h"}  # files that a page has its reader write
 PATH = re.compile(r"(?<![\w./-])[\w][\w./-]*\.(?:py|h|cc)\b(?!/)")
