@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 import envfleet
+from envfleet.pool.backend import Line
 from workloads import CostEnv
 
 NUM_ENVS, NUM_WORKERS, NUM_BATCHES = 64, 2, 5000
@@ -24,8 +25,8 @@ def parent_costs() -> dict[str, float]:
         parts: dict[str, Callable[[], object]] = {
             "check the actions": lambda: pool._actions.require_batch(actions, 8, "actions"),
             "send": lambda: backend.send(None, [actions]),
-            "wait for the children": lambda: board.wait_full(0, 1.0),
-            "take the arrays": lambda: board.take(0),
+            "wait for the children": lambda: board.wait_full(Line.FULL, 1.0),
+            "take the arrays": lambda: board.take(Line.FULL),
         }
         spent_s = dict.fromkeys(parts, 0.0)
         for _ in range(NUM_BATCHES):

@@ -4,14 +4,22 @@
 #include <unistd.h>
 
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "bind/arrays.h"
+#include "bind/named_tuple.h"
 #include "bind/python.h"
 
 namespace envfleet {
 namespace {
+
+const NamedTuple* full_batch_type = nullptr;
+const NamedTuple* task_type = nullptr;
+const NamedTuple* place_type = nullptr;
+const NamedTuple* doing_type = nullptr;
+const NamedTuple* exit_type = nullptr;
 
 /// A Board together with the Python objects whose memory it uses.
 class PyBoard {
@@ -44,44 +52,46 @@ class PyBoard {
 
   Board& board() { return *board_; }
 
-  void send(nb::handle env_ids, nb::handle ops, std::uint8_t line) {
-    const auto [id, num_tasks] = int32_vector(env_ids, "env_ids");
-    for (std::size_t i = 0; i < num_tasks; ++i) {
-      if (id[i] < 0 || static_cast<std::uint32_t>(id[i]) >= board_->shape().num_envs) {
-        throw nb::value_error(("env_ids has " + std::to_string(id[i]) + ", which is no env").c_str());
-      }
-    }
-    if (PyLong_Check(ops.ptr())) {
-      ops_.assign(num_tasks, static_cast<Op>(nb::cast<int>(ops)));
-    } else {
-      ops_.clear();
-      for (nb::handle op : ops) ops_.push_back(static_cast<Op>(nb::cast<int>(op)));
-      if (ops_.size() != num_tasks) throw nb::value_error("ops must have an entry for each of env_ids");
-    }
+  /// Give each of `env_ids` a task of the same kind.
+  void send(nb::handle env_ids, Op op, Line line) {
+    const auto [ids, num_tasks] = env_vector(env_ids);
     require_line(line);
-    board_->send(id, ops_.data(), num_tasks, line);
+    ops_.assign(num_tasks, op);
+    board_->send(ids, ops_.data(), num_tasks, line);
   }
 
-  int wait_full(std::uint8_t line, double timeout_s) {
+  /// Reset `env_ids`, while all other envs repeat their observation.
+  void send_reset_of_some(nb::handle env_ids) {
+    const auto [ids, num_ids] = env_vector(env_ids);
+    ops_.assign(board_->shape().num_envs, Op::kRepeat);
+    for (std::size_t i = 0; i < num_ids; ++i) ops_[static_cast<std::size_t>(ids[i])] = Op::kReset;
+    all_env_ids_.resize(ops_.size());
+    std::iota(all_env_ids_.begin(), all_env_ids_.end(), 0);
+    board_->send(all_env_ids_.data(), ops_.data(), ops_.size(), kFull);
+  }
+
+  Waiting wait_full(Line line, double timeout_s) {
     require_line(line);
-    if (const auto outcome = board_->poll_full(line)) return static_cast<int>(*outcome);
+    if (const auto outcome = board_->poll_full(line)) return *outcome;
     Unlocked unlocked;
-    return static_cast<int>(board_->wait_full(line, deadline_in(timeout_s)));
+    return board_->wait_full(line, deadline_in(timeout_s));
   }
 
-  int wait_replies(std::uint32_t child, std::uint32_t num_replies, double timeout_s) {
+  Waiting wait_replies(std::uint32_t child, std::uint32_t num_replies, double timeout_s) {
     Unlocked unlocked;
-    return static_cast<int>(board_->wait_replies(child, num_replies, deadline_in(timeout_s)));
+    return board_->wait_replies(child, num_replies, deadline_in(timeout_s));
   }
 
-  nb::tuple take(std::uint8_t line) {
+  /// The oldest batch, which is full: the flags of all its rows, and its arrays.
+  nb::object take(Line line) {
     require_line(line);
     if (!board_->line(line).is_full()) throw nb::value_error("take() needs a full batch: wait_full() first");
     const BatchLine::Full full = board_->take(line);
-    return nb::make_tuple(full.flags, stores_[line]->arrays(full.buffer, make_lease(board_->store(line), full.buffer)));
+    return (*full_batch_type)(full.flags,
+                              stores_[line]->arrays(full.buffer, make_lease(board_->store(line), full.buffer)));
   }
 
-  /// The next task as (op, env_id, line), or None after `timeout_s`.
+  /// The next task, or None after `timeout_s`.
   nb::object next_task(double timeout_s) {
     std::optional<Task> task = board_->try_next_task();
     if (!task) {
@@ -92,15 +102,15 @@ class PyBoard {
       task = board_->try_next_task();
     }
     if (!task) return nb::none();
-    return nb::make_tuple(static_cast<int>(task->op), task->env_id, task->line);
+    return (*task_type)(task->op, task->env_id, static_cast<Line>(task->line));
   }
 
-  /// Take a row for the env's result: (buffer, row).
-  nb::tuple claim(std::int32_t env_id, std::uint8_t line) {
+  /// Take a row for the env's result.
+  nb::object claim(std::int32_t env_id, Line line) {
     require_line(line);
     place_ = board_->claim(env_id, line);
     line_ = line;
-    return nb::make_tuple(place_.buffer, place_.row);
+    return (*place_type)(place_.buffer, place_.row);
   }
 
   /// Publish the row claimed last.
@@ -108,8 +118,30 @@ class PyBoard {
     board_->complete(line_, place_, {env_id, reward, terminated, truncated, flags});
   }
 
+  /// The children that died since the last call.
+  nb::list take_exits() {
+    nb::list exits;
+    for (const auto& [child, status] : board_->take_exits()) exits.append((*exit_type)(child, status));
+    return exits;
+  }
+
+  nb::object doing(std::uint32_t child) const {
+    const Doing doing = board_->doing(child);
+    return (*doing_type)(doing.env_id < 0 ? nb::none() : nb::cast(doing.env_id), doing.op, doing.for_s);
+  }
+
  private:
-  void require_line(std::uint8_t line) const {
+  std::pair<const std::int32_t*, std::size_t> env_vector(nb::handle env_ids) const {
+    const auto [ids, num_ids] = int32_vector(env_ids, "env_ids");
+    for (std::size_t i = 0; i < num_ids; ++i) {
+      if (ids[i] < 0 || static_cast<std::uint32_t>(ids[i]) >= board_->shape().num_envs) {
+        throw nb::value_error(("env_ids has " + std::to_string(ids[i]) + ", which is no env").c_str());
+      }
+    }
+    return {ids, num_ids};
+  }
+
+  void require_line(Line line) const {
     if (line >= stores_.size()) throw nb::index_error("this board has no such line of batches");
   }
 
@@ -117,13 +149,19 @@ class PyBoard {
   Py_buffer buffer_{};
   std::unique_ptr<Board> board_;
   std::vector<Op> ops_;
+  std::vector<std::int32_t> all_env_ids_;
   Place place_{};  // a child's row between claim() and complete()
-  std::uint8_t line_ = 0;
+  Line line_ = kFull;
 };
 
 }  // namespace
 
 void bind_board(nb::module_& m) {
+  full_batch_type = new NamedTuple(m, "envfleet._native.core.FullBatch", {"flags", "arrays"});
+  task_type = new NamedTuple(m, "envfleet._native.core.Task", {"op", "env_id", "line"});
+  place_type = new NamedTuple(m, "envfleet._native.core.Place", {"buffer", "row"});
+  doing_type = new NamedTuple(m, "envfleet._native.core.Doing", {"env_id", "op", "for_s"});
+  exit_type = new NamedTuple(m, "envfleet._native.core.Exit", {"child", "status"});
   nb::class_<PyBoard>(m, "Board")
       .def(nb::init<nb::object, std::uint32_t, std::uint32_t, std::uint32_t,
                     std::vector<std::shared_ptr<PyBatchStore>>>(),
@@ -134,17 +172,16 @@ void bind_board(nb::module_& m) {
                   })
       // the parent
       .def("clear", [](PyBoard& self) { self.board().clear(); })
-      .def("clear_child", [](PyBoard& self, std::uint32_t child) { self.board().clear_child(child); })
       .def(
           "set_seed",
           [](PyBoard& self, std::uint32_t env_id, std::optional<std::uint64_t> seed) {
             self.board().set_seed(env_id, seed);
           },
           "env_id"_a, "seed"_a.none())
-      .def("send", &PyBoard::send, "env_ids"_a, "ops"_a, "line"_a)
+      .def("send", &PyBoard::send, "env_ids"_a, "op"_a, "line"_a)
+      .def("send_reset_of_some", &PyBoard::send_reset_of_some, "env_ids"_a)
       .def("wait_full", &PyBoard::wait_full, "line"_a, "timeout_s"_a)
       .def("take", &PyBoard::take, "line"_a)
-      .def("num_in_flight", [](PyBoard& self, std::uint8_t line) { return self.board().line(line).num_in_flight(); })
       .def("busy_env_ids", [](PyBoard& self) { return self.board().busy_env_ids(); })
       .def("next_failed_env", [](PyBoard& self) { return self.board().next_failed_env(); })
       .def("abandon", [](PyBoard& self) { self.board().abandon(); })
@@ -152,13 +189,9 @@ void bind_board(nb::module_& m) {
       .def("post_stop", [](PyBoard& self, std::uint32_t child) { self.board().post_stop(child); })
       .def("wait_replies", &PyBoard::wait_replies, "child"_a, "num_replies"_a, "timeout_s"_a)
       .def("let_parent_spin", [](PyBoard& self, bool may_spin) { self.board().let_parent_spin(may_spin); })
-      .def("take_exits", [](PyBoard& self) { return self.board().take_exits(); })
+      .def("take_exits", &PyBoard::take_exits)
       .def("recover", [](PyBoard& self, std::uint32_t child) { return self.board().recover(child); })
-      .def("doing",
-           [](PyBoard& self, std::uint32_t child) {
-             const Doing doing = self.board().doing(child);
-             return nb::make_tuple(doing.env_id, static_cast<int>(doing.op), doing.for_s);
-           })
+      .def("doing", &PyBoard::doing)
       .def("pid",
            [](PyBoard& self, std::uint32_t child) -> std::optional<std::int32_t> {
              const std::int32_t pid = self.board().pid(child);
@@ -181,18 +214,6 @@ void bind_board(nb::module_& m) {
       .def("add_failure",
            [](PyBoard& self, std::uint32_t env_id) { return self.board().num_failures(env_id).fetch_add(1) + 1; })
       .def("forgive_failures", [](PyBoard& self, std::uint32_t env_id) { self.board().num_failures(env_id).store(0); });
-
-  m.attr("STEP") = static_cast<int>(Op::kStep);
-  m.attr("RESET") = static_cast<int>(Op::kReset);
-  m.attr("REPEAT") = static_cast<int>(Op::kRepeat);
-  m.attr("REQUEST") = static_cast<int>(Op::kRequest);
-  m.attr("STOP") = static_cast<int>(Op::kStop);
-  m.attr("READY") = static_cast<int>(Waiting::kReady);
-  m.attr("NEWS") = static_cast<int>(Waiting::kNews);
-  m.attr("TIMED_OUT") = static_cast<int>(Waiting::kTimedOut);
-  m.attr("HAS_FINAL") = static_cast<int>(kHasFinal);
-  m.attr("HAS_OBJECTS") = static_cast<int>(kHasObjects);
-  m.attr("FAILED") = static_cast<int>(kFailed);
 }
 
 }  // namespace envfleet

@@ -120,7 +120,7 @@ def test_asynchronous_batches_survive_kills():
         assert num_lost >= 5
 
 
-def test_the_nursery_may_die_too():
+def test_the_spawner_may_die_too():
     with make() as pool:
         pool.reset(seed=0)
         pids = pids_of(pool)
@@ -132,6 +132,18 @@ def test_the_nursery_may_die_too():
         assert pool.recv()[3].all()
         pool.reset(seed=0)
         assert pool.step(acts(*[Act.GO_ON] * 4))[0][:, STEP].tolist() == [1, 1, 1, 1]
+
+
+def test_a_call_names_all_envs_that_were_lost_with_the_spawner():
+    with make(num_envs=6, num_workers=3, on_env_error="restart") as pool:
+        pool.reset(seed=0)
+        pids = pids_of(pool)
+        os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the spawner")
+        with pytest.raises(envfleet.ChildDied, match="envs 0 to 1, 2 to 3, 4 to 5 died before they could") as caught:
+            pool.get_attr("render_mode")
+        assert caught.value.env_ids == (0, 1, 2, 3, 4, 5)
+        assert len(pool.get_attr("render_mode")) == 6
 
 
 def test_a_hung_step_is_reported_with_its_stack_and_loses_nothing():

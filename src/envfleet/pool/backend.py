@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -10,6 +9,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet._native import core
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
@@ -17,19 +17,14 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
 
 IntArray = NDArray[np.int32]
-# All of step() in one call: its five results; None if the actions need a closer look, and nothing was done; False if
-# the results do, and are to be received.
-StepAtOnce = Callable[[Any], tuple[Any, ...] | bool | None]
+# All of step() in one call: its five results; or None, and then Backend.is_step_pending says what to do.
+StepAtOnce = Callable[[Any], tuple[Any, ...] | None]
 
 
 ObservationMode = Literal["same", "different"]
 
 
-class Line(enum.IntEnum):
-    """Where results go: into batches with a row for each env, or into batches of the first that finish."""
-
-    FULL = 0
-    FIRST_READY = 1
+Line = core.Line  # which batches results go to: those with a row for each env, or those of the first that finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +81,10 @@ class Backend(Protocol):
     @property
     def step_at_once(self) -> StepAtOnce | None:
         """A quicker way to step all envs, if there is one at present."""
+
+    @property
+    def is_step_pending(self) -> bool:
+        """After step_at_once() gave None: were the actions sent (receive the batch), or must send() look at them?"""
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """Start resetting `env_ids`. On the full line the other envs repeat their last observation."""

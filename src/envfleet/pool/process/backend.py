@@ -38,7 +38,8 @@ logger = logging.getLogger("envfleet.pool")
 WAIT_SLICE_S = 0.2  # how often a wait looks whether the spawner still lives; all else wakes it at once
 STACK_WAIT_S = 1.0
 
-_OP_NAMES = {core.STEP: "in step()", core.RESET: "in reset()"}
+_READY, _NEWS = core.Waiting.READY, core.Waiting.NEWS
+_OP_NAMES = {core.Op.STEP: "in step()", core.Op.RESET: "in reset()"}
 
 
 class ProcessBackend:
@@ -50,6 +51,7 @@ class ProcessBackend:
         """Start the children and have them build the envs: env 0 first, which tells the spaces."""
         self._config = config
         self.step_at_once: StepAtOnce | None = None
+        self.is_step_pending = False
         self._builders = list(builders)
         self._registrations = Registrations.of_this_process()
         self._warnings: set[str] = set()  # that were logged
@@ -91,11 +93,9 @@ class ProcessBackend:
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._board.set_seed(env_id, seed)
         if line is Line.FULL and len(env_ids) < self._config.num_envs:
-            ops = np.full(self._config.num_envs, core.REPEAT)
-            ops[env_ids] = core.RESET
-            self._board.send(self._all_env_ids, ops.tolist(), line)
+            self._board.send_reset_of_some(env_ids)
         else:
-            self._board.send(env_ids, core.RESET, line)
+            self._board.send(env_ids, core.Op.RESET, line)
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
         """See Backend."""
@@ -108,28 +108,29 @@ class ProcessBackend:
             for row, env_id in enumerate(env_ids.tolist()):
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
                 self._lane.put_code(self._windows.action(env_id), objects, "actions")
-        self._board.send(env_ids, core.STEP, self._config.line)
+        self._board.send(env_ids, core.Op.STEP, self._config.line)
 
     def repeat(self, env_ids: IntArray) -> None:
         """See Backend."""
-        self._board.send(env_ids, core.REPEAT, Line.FULL)
+        self._board.send(env_ids, core.Op.REPEAT, Line.FULL)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend."""
         deadline_s = time.monotonic() + timeout_s
-        while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != core.READY:
+        while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) is not _READY:
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
                 raise self._timeout(f"no full batch after {timeout_s:g} s")
         if self._awaits_step_times:
             self._hear_of_step_times()
         flags, arrays = self._board.take(line)
-        columns, final_columns = self._arrays.split(arrays)
         if flags == 0 and self._obs_tree.is_one_array:  # the common case, for which the caller waits
-            infos = self._info_columns.read(columns[1:])
-            return StepBatch(arrays[0], columns[0], arrays[1], arrays[2], arrays[3], {}, infos)
-        extras = self._extras(arrays[0], arrays[4]) if flags else {}
-        return assemble_batch(self._obs_tree, arrays[:4], columns, final_columns, extras, self._info_columns)
+            infos = self._info_columns.read(arrays.infos)
+            return StepBatch(
+                arrays.env_ids, arrays.obs[0], arrays.rewards, arrays.terminated, arrays.truncated, {}, infos
+            )
+        extras = self._extras(arrays.env_ids, arrays.row_flags) if flags else {}
+        return assemble_batch(self._obs_tree, arrays, extras, self._info_columns)
 
     def drain(self, timeout_s: float) -> None:
         """See Backend. Failures of envs that nobody waits for any more are only logged."""
@@ -137,7 +138,7 @@ class ProcessBackend:
         pause_s = 0.0001
         while self._board.busy_env_ids():
             try:
-                self._after_wait(core.NEWS)
+                self._after_wait(_NEWS)
             except EnvFailed as error:
                 logger.warning("before the reset: %s", str(error))
             if time.monotonic() >= deadline_s:
@@ -194,7 +195,7 @@ class ProcessBackend:
         self._resources.spawner.tell(self._watch())
         self._resources.num_children = self._shape.num_children
         self._spawn(0, is_first=True)
-        while board.wait_replies(0, 1, self._slice_s(deadline_s)) != core.READY:
+        while board.wait_replies(0, 1, self._slice_s(deadline_s)) is not _READY:
             if not self._resources.spawner.is_alive:
                 raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
             for _, status in board.take_exits():
@@ -242,11 +243,11 @@ class ProcessBackend:
     def _slice_s(self, deadline_s: float) -> float:
         return max(0.0, min(WAIT_SLICE_S, deadline_s - time.monotonic()))
 
-    def _after_wait(self, waited: int) -> None:
+    def _after_wait(self, waited: core.Waiting) -> None:
         """Nothing came: see to children that died, and raise what the caller has not heard of yet."""
         if not self._resources.spawner.is_alive:
-            self._replace_nursery()
-        if waited != core.NEWS:
+            self._replace_spawner()
+        if waited is not _NEWS:
             return
         deaths = [self._replace_child(child, _death(status)) for child, status in self._board.take_exits()]
         if error := next((error for error in deaths if error is not None), None):
@@ -278,8 +279,8 @@ class ProcessBackend:
 
     def _extras(self, env_ids: np.ndarray[Any, Any], row_flags: np.ndarray[Any, Any]) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
-        for row in np.flatnonzero(row_flags & core.HAS_OBJECTS).tolist():
-            has_final = bool(row_flags[row] & core.HAS_FINAL)
+        for row in np.flatnonzero(row_flags & core.RowFlag.HAS_OBJECTS).tolist():
+            has_final = bool(row_flags[row] & core.RowFlag.HAS_FINAL)
             extras[row] = self._extras_of(int(env_ids[row]), has_final)
         return extras
 
@@ -312,30 +313,36 @@ class ProcessBackend:
         replies: list[Any] = []
         for child in range(self._shape.num_children):
             self._wait_replies(child, deadline_s, what, "timeout_s")
-            if self._num_requests[child] != expected[child]:
-                first, end = self._board.first_env(child), self._board.first_env(child + 1)
-                raise ChildDied(
-                    f"the process of envs {first} to {end - 1} died before it could {what}; a new one takes its place",
-                    env_id=first,
-                    env_ids=range(first, end),
-                )
+            lost = [each for each, number in enumerate(expected) if self._num_requests[each] != number]
+            if lost:
+                raise self._died_before_reply(lost, what)
             replies.append(self._lane.get(self._windows.reply(child)))
         for reply in replies:
             if isinstance(reply, Failure):
                 raise reply.to_exception()
         return [value for reply in replies for value in reply]
 
+    def _died_before_reply(self, children: list[int], what: str) -> ChildDied:
+        ranges = [range(self._board.first_env(child), self._board.first_env(child + 1)) for child in children]
+        envs = ", ".join(f"{each.start} to {each.stop - 1}" for each in ranges)
+        if len(children) == 1:
+            text = f"the process of envs {envs} died before it could {what}; a new one takes its place"
+        else:
+            text = f"the processes of envs {envs} died before they could {what}; new ones take their place"
+        env_ids = [env_id for each in ranges for env_id in each]
+        return ChildDied(text, env_id=env_ids[0], env_ids=env_ids)
+
     def _wait_for_idle(self, deadline_s: float) -> None:
         """Until no child has a request: an earlier call may have timed out, a new child may still build its envs."""
         children = range(self._shape.num_children)
-        while any(self._board.wait_replies(each, self._num_requests[each], 0.0) != core.READY for each in children):
+        while any(self._board.wait_replies(each, self._num_requests[each], 0.0) is not _READY for each in children):
             for child in children:
                 self._wait_replies(child, deadline_s, "answer an earlier call", "timeout_s")
 
     def _wait_replies(self, child: int, deadline_s: float, what: str, setting: str) -> None:
         while True:
             waited = self._board.wait_replies(child, self._num_requests[child], self._slice_s(deadline_s))
-            if waited == core.READY:
+            if waited is _READY:
                 return
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
@@ -346,14 +353,15 @@ class ProcessBackend:
 
     def _replace_child(self, child: int, how: str) -> Exception | None:
         """Start another child in place of a dead one; returns what the caller must hear of it."""
-        env_id, op, _ = self._board.doing(child)
+        doing = self._board.doing(child)
         first, end = self._board.first_env(child), self._board.first_env(child + 1)
-        culprit = env_id if env_id >= 0 else first
+        culprit = first if doing.env_id is None else doing.env_id
         has_reply = how in (_BUILD_FAILED_TEXT, _BROKE_DOWN_TEXT)
         reply = self._lane.get(self._windows.reply(child)) if has_reply else None
-        doing = f" while env {env_id} was {_OP_NAMES[op]}" if op in _OP_NAMES and env_id >= 0 else ""
+        is_in_env = doing.env_id is not None and doing.op in _OP_NAMES
+        during = f" while env {doing.env_id} was {_OP_NAMES[doing.op]}" if is_in_env else ""
         name = f"process {pid}, which ran" if (pid := self._board.pid(child)) else "the new process of"
-        reason = f"{name} envs {first} to {end - 1}, {how}{doing}"
+        reason = f"{name} envs {first} to {end - 1}, {how}{during}"
         child_traceback = ""
         if isinstance(reply, Failure) and how == _BROKE_DOWN_TEXT:
             reason, child_traceback = f"{reason}: {reply.error}", reply.traceback
@@ -375,7 +383,7 @@ class ProcessBackend:
             child_traceback=child_traceback,
         )
 
-    def _replace_nursery(self) -> None:
+    def _replace_spawner(self) -> None:
         logger.warning("the spawner process died, and all children with it; they are started anew")
         self._resources.spawner.close()
         pids = [pid for child in range(self._shape.num_children) if (pid := self._board.pid(child))]
@@ -401,12 +409,16 @@ class ProcessBackend:
         hung: list[int] = []
         for child in sorted({self._board.child_of(env_id) for env_id in busy}):
             env_id, op, for_s = self._board.doing(child)
-            hung += [env_id] if env_id >= 0 else []
+            hung += [] if env_id is None else [env_id]
             waiting = [each for each in busy if self._board.child_of(each) == child and each != env_id]
-            if self._board.wait_replies(child, 1, 0.0) != core.READY:  # a child's first reply: its envs are built
+            if self._board.wait_replies(child, 1, 0.0) is not _READY:  # a child's first reply: its envs are built
                 lines.append(f"{self._name_of(child)} is building its envs; envs that wait for that: {waiting}")
             else:
-                state = f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s" if env_id >= 0 else "idle"
+                state = (
+                    f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s"
+                    if env_id is not None
+                    else "idle"
+                )
                 lines.append(f"{self._name_of(child)}: {state}; envs that wait behind it: {waiting}")
             if self._board.pid(child):
                 lines.append(self._stack_of(child))

@@ -153,9 +153,10 @@ class ChildProcess:
         info_columns = InfoColumns(traits.info_columns)
         self._arrays = SharedArrays(files, shape, obs_tree, self._action_tree, info_columns)
         self._writer = RowWriter(obs_tree, info_columns)
-        self._known_columns: dict[tuple[int, int], Any] = {}  # by line and buffer: columns, final columns
-        self._columns: Any = None  # of the buffer written last
-        self._line = self._buffer = -1
+        self._known_arrays: dict[tuple[core.Line, int], core.BatchArrays] = {}  # by line and buffer
+        self._line: core.Line | None = None  # of the row written last
+        self._buffer = -1  # likewise
+        self._batch_arrays: Any = None  # of that buffer
         self._step_times = StepTimes() if start.times_steps else None
         self.board = self._arrays.board
         self.board.start_child(child)
@@ -187,12 +188,13 @@ class ChildProcess:
         read_action: Callable[[int], Any] = self._read_action
         if not self._action_tree.object_leaves:
             read_action = action_reader(self._action_tree, self._arrays.action_columns)
+        step_op, reset_op, repeat_op, request_op = core.Op.STEP, core.Op.RESET, core.Op.REPEAT, core.Op.REQUEST
         while True:
             task = next_task(IDLE_WAIT_S)
             if task is None:
                 continue
             op, env_id, line = task
-            if op == core.STEP:
+            if op is step_op:
                 episode = episodes[env_id]
                 step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
                 try:
@@ -201,11 +203,11 @@ class ChildProcess:
                     finish(env_id, line, episode, episode.cannot_begin(error.reason))
                 else:
                     finish(env_id, line, episode, step(action))
-            elif op == core.RESET:
+            elif op is reset_op:
                 finish(env_id, line, episodes[env_id], self._reset(env_id))
-            elif op == core.REPEAT:
+            elif op is repeat_op:
                 finish(env_id, line, episodes[env_id], episodes[env_id].repeat())
-            elif op == core.REQUEST:
+            elif op is request_op:
                 self._take_request()
             else:
                 break
@@ -247,15 +249,14 @@ class ChildProcess:
         columns = [{env_id: next(objects)} if column is None else column for column in self._arrays.action_columns]
         return action_reader(self._action_tree, columns)(env_id)
 
-    def _finish(self, env_id: int, line: int, episode: GuardedEpisode, transition: Transition) -> None:
+    def _finish(self, env_id: int, line: core.Line, episode: GuardedEpisode, transition: Transition) -> None:
         # Before a row is taken: what is slow to pickle must not hold a batch up that others could fill.
         flags, transition = self._put_extras(env_id, episode, transition)
         buffer, row = self.board.claim(env_id, line)
-        if buffer != self._buffer or line != self._line:
+        if buffer != self._buffer or line is not self._line:
             self._buffer, self._line = buffer, line
-            self._columns = self._columns_of(line, buffer)
-        columns, final_columns = self._columns
-        written = self._writer.write(episode, transition, columns, final_columns, row)
+            self._batch_arrays = self._arrays_of(line, buffer)
+        written = self._writer.write(episode, transition, self._batch_arrays, row)
         if written is not transition:
             flags, transition = self._put_extras(env_id, episode, written)
         self.board.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
@@ -277,9 +278,9 @@ class ChildProcess:
             except Exception as error:
                 transition = next(remedies)(error)
             else:
-                has_final = core.HAS_FINAL if transition.has_final else 0
-                failed = 0 if extras.failure is None else core.FAILED
-                return core.HAS_OBJECTS | has_final | failed, transition
+                has_final = core.RowFlag.HAS_FINAL if transition.has_final else 0
+                failed = 0 if extras.failure is None else core.RowFlag.FAILED
+                return core.RowFlag.HAS_OBJECTS | has_final | failed, transition
 
     def _put(self, window: int, extras: Extras) -> None:
         try:
@@ -300,12 +301,12 @@ class ChildProcess:
                 ),
             )
 
-    def _columns_of(self, line: int, buffer: int) -> Any:
-        columns = self._known_columns.get((line, buffer))
-        if columns is None:
-            self._lane.require_file()  # the batches' files have gone the same way as the lane's
-            columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
-        return columns
+    def _arrays_of(self, line: core.Line, buffer: int) -> core.BatchArrays:
+        arrays = self._known_arrays.get((line, buffer))
+        if arrays is None:
+            self._lane.require_file()  # the batches' files have gone the same way as the channel's
+            arrays = self._known_arrays[line, buffer] = self._arrays.stores[line].arrays(buffer)
+        return arrays
 
     def _take_request(self) -> None:
         try:
@@ -351,9 +352,9 @@ def _may_go_on(board: core.Board) -> bool:
     board.reply()
     while (task := board.next_task(IDLE_WAIT_S)) is None:
         pass
-    if task[0] == core.REQUEST:
+    if task.op is core.Op.REQUEST:
         task = board.next_task(0.0) or task  # the parent may have given up since
-    return bool(task[0] == core.REQUEST)
+    return task.op is core.Op.REQUEST
 
 
 def _can_be_pickled(value: Any) -> bool:

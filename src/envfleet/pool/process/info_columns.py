@@ -25,17 +25,17 @@ class InfoColumns:
         self._order = tuple(dtypes)
         self.layout: list[Column] = []
         for dtype in dtypes.values():
-            self.layout += [(np.dtype(dtype), ()), (np.dtype(np.bool_), ())]
+            self.layout.append((np.dtype(dtype), ()))
 
     def rest_of(self, info: dict[str, Any]) -> dict[str, Any]:
-        """What is left of an info for the object lane."""
+        """What is left of an info for the object channel."""
         if info.keys() == self._names:
             return {}
         return {name: value for name, value in info.items() if name not in self._names} if self._names else info
 
-    def write(self, info: Mapping[str, Any], columns: Sequence[Array], row: int) -> None:
+    def write(self, info: Mapping[str, Any], columns: Sequence[tuple[Array, Array]], row: int) -> None:
         """Write the numbers of a row. Raises WrongResult for what is no such number."""
-        for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
+        for name, (values, mask) in zip(self._order, columns, strict=True):
             is_there = name in info
             try:
                 values[row] = info[name] if is_there else 0
@@ -44,10 +44,10 @@ class InfoColumns:
                 raise WrongResult(text) from None
             mask[row] = is_there
 
-    def read(self, columns: Sequence[Array], rows: Array | None = None) -> dict[str, Any] | None:
+    def read(self, columns: Sequence[tuple[Array, Array]], rows: Array | None = None) -> dict[str, Any] | None:
         """The joined infos: `key` and its mask `_key`. With `rows`, only those have any: the others hold old values."""
         joined: dict[str, Any] = {}
-        for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
+        for name, (values, mask) in zip(self._order, columns, strict=True):
             if rows is not None:
                 everywhere, mask = mask, np.zeros_like(mask)
                 mask[rows] = everywhere[rows]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from envfleet._native import core
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
-from envfleet.pool.batch_layout import NUM_FIXED, Column, aligned, batch_store, place_columns
+from envfleet.pool.batch_layout import aligned, column_offsets, columns_of
 from envfleet.pool.process.info_columns import InfoColumns
 
 
@@ -59,11 +58,9 @@ class SharedArrays:
         self, files: MemoryFiles, shape: PoolShape, obs: SpaceTree, actions: SpaceTree, infos: InfoColumns
     ) -> None:
         """Map what the parent has sized with `allocate`."""
-        row = _columns(obs) + infos.layout
-        self._num_row_columns = len(row)
-        columns = row * (2 if shape.autoreset is Autoreset.SAME_STEP else 1)
+        has_final = shape.autoreset is Autoreset.SAME_STEP
         self.stores = [
-            batch_store(fd, num_rows, columns)
+            core.BatchStore(fd, num_rows, columns_of(obs), infos.layout, has_final)
             for fd, num_rows in zip((files.full, files.first_ready), _rows_of_lines(shape), strict=False)
         ]
         board_bytes = _board_bytes(shape)
@@ -71,8 +68,9 @@ class SharedArrays:
         self.board = core.Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
         self.action_columns: list[np.ndarray[Any, Any] | None]  # [N, *leaf.shape]; None for objects
         self.action_columns = [None] * len(actions.leaves)
-        fields, _ = place_columns(shape.num_envs, _columns(actions))
-        for leaf, (offset, dtype, row_shape) in zip(actions.array_leaves, fields, strict=True):
+        columns = columns_of(actions)
+        offsets, _ = column_offsets(shape.num_envs, columns)
+        for leaf, offset, (dtype, row_shape) in zip(actions.array_leaves, offsets, columns, strict=True):
             self.action_columns[leaf] = np.ndarray(
                 (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=board_bytes + offset
             )
@@ -80,7 +78,7 @@ class SharedArrays:
     @staticmethod
     def board_alone(files: MemoryFiles, shape: PoolShape) -> core.Board:
         """The board before the spaces are known: for all but batches. The parent has sized its file."""
-        stores = [batch_store(-1, num_rows, []) for num_rows in _rows_of_lines(shape)]
+        stores = [core.BatchStore(-1, num_rows, [], [], has_final=False) for num_rows in _rows_of_lines(shape)]
         memory = mmap.mmap(files.board, _board_bytes(shape))
         return core.Board(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
 
@@ -94,17 +92,6 @@ class SharedArrays:
         """Size the board's file for the actions, too; the batches' files grow by themselves."""
         os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions))
 
-    def split(
-        self, arrays: Sequence[np.ndarray[Any, Any]]
-    ) -> tuple[Sequence[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]]]:
-        """The columns of rows (observations, declared infos) and of final rows among all arrays of a batch."""
-        end = NUM_FIXED + self._num_row_columns
-        return arrays[NUM_FIXED:end], arrays[end:]
-
-
-def _columns(tree: SpaceTree) -> list[Column]:
-    return [(leaf.dtype, leaf.shape) for leaf in tree.leaves if leaf.dtype is not None]
-
 
 def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
     """The rows of a batch, for each line that this pool has."""
@@ -112,7 +99,7 @@ def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
 
 
 def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
-    return place_columns(num_envs, _columns(actions))[1]
+    return column_offsets(num_envs, columns_of(actions))[1]
 
 
 def _board_bytes(shape: PoolShape) -> int:
