@@ -1,10 +1,10 @@
 // The enums that C++ and Python share. All are integers, so that Python may write RowFlag.FAILED | RowFlag.HAS_FINAL.
 #include "bind/python.h"
 #include "engine/batch_line.h"
-#include "engine/board.h"
 #include "engine/env_array.h"
 #include "engine/episode.h"
 #include "engine/flight.h"
+#include "engine/shared_task_queues.h"
 #include "engine/task_queue.h"
 
 namespace envfleet {

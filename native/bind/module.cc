@@ -62,7 +62,7 @@ NB_MODULE(core, m) {
 
   envfleet::bind_enums(m);
   envfleet::bind_area_resize(m);
-  envfleet::bind_board(m);
+  envfleet::bind_shared_task_queues(m);
   envfleet::bind_flight(m);
   envfleet::bind_frame_player(m);
   envfleet::bind_native_model(m);

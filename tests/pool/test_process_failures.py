@@ -27,9 +27,9 @@ def make(num_envs=4, **kwargs):
 
 
 def pids_of(pool):
-    board, children = pool._backend._board, range(pool._backend._shape.num_children)
-    wait_until(lambda: all(board.pid(child) for child in children), "all children have started")
-    return [board.pid(child) for child in children]
+    task_queues, children = pool._backend._task_queues, range(pool._backend._shape.num_children)
+    wait_until(lambda: all(task_queues.pid(child) for child in children), "all children have started")
+    return [task_queues.pid(child) for child in children]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_failure_is_told_while_other_envs_still_work():
         pool.reset(seed=0)
         with pytest.raises(envfleet.EnvFailed):
             pool.step(acts(Act.RAISE, Act.GO_ON, Act.SLEEP, Act.GO_ON))
-        assert 2 in pool._backend._board.busy_env_ids()
+        assert 2 in pool._backend._task_queues.busy_env_ids()
         assert pool.recv()[3].tolist() == [True, False, False, False]
 
 
@@ -294,7 +294,7 @@ def test_a_first_child_that_is_told_to_go_on_and_to_stop_at_once_stops(tmp_path,
 
     def held(backend, deadline_s):  # until the second child has failed
         traits = begin(backend, deadline_s)
-        pid = backend._board.pid(0)
+        pid = backend._task_queues.pid(0)
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
         return traits

@@ -107,7 +107,7 @@ class Exit(NamedTuple):
     child: int
     status: int  # as waitpid gives it
 
-class Board:
+class SharedTaskQueues:
     """What a process pool's parent and children share besides arrays."""
 
     def __init__(

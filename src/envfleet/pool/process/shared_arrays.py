@@ -20,7 +20,7 @@ from envfleet.pool.process.info_columns import InfoColumns
 class MemoryFiles:
     """File descriptors of a pool's anonymous memory files. They have no name, so they die with their processes."""
 
-    board: int
+    task_queues: int
     full: int
     first_ready: int
     objects: int
@@ -33,7 +33,7 @@ class MemoryFiles:
 
     def all(self) -> tuple[int, ...]:
         """In the order of the constructor's arguments."""
-        return (self.board, self.full, self.first_ready, self.objects, self.stacks)
+        return (self.task_queues, self.full, self.first_ready, self.objects, self.stacks)
 
     def close(self) -> None:
         """Close them here; other processes and mappings keep what they have."""
@@ -52,7 +52,7 @@ class PoolShape:
 
 
 class SharedArrays:
-    """A pool's shared memory as seen by one process: the board, batches, and the actions."""
+    """A pool's shared memory as seen by one process: task queues, batches, and the actions."""
 
     def __init__(
         self, files: MemoryFiles, shape: PoolShape, obs: SpaceTree, actions: SpaceTree, infos: InfoColumns
@@ -63,34 +63,36 @@ class SharedArrays:
             core.BatchStore(fd, num_rows, columns_of(obs), infos.layout, has_final)
             for fd, num_rows in zip((files.full, files.first_ready), _rows_of_lines(shape), strict=False)
         ]
-        board_bytes = _board_bytes(shape)
-        self._memory = mmap.mmap(files.board, board_bytes + _action_bytes(shape.num_envs, actions))
-        self.board = core.Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
+        task_queues_bytes = _task_queues_bytes(shape)
+        self._memory = mmap.mmap(files.task_queues, task_queues_bytes + _action_bytes(shape.num_envs, actions))
+        self.task_queues = core.SharedTaskQueues(
+            self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores
+        )
         self.action_columns: list[np.ndarray[Any, Any] | None]  # [N, *leaf.shape]; None for objects
         self.action_columns = [None] * len(actions.leaves)
         columns = columns_of(actions)
         offsets, _ = column_offsets(shape.num_envs, columns)
         for leaf, offset, (dtype, row_shape) in zip(actions.array_leaves, offsets, columns, strict=True):
             self.action_columns[leaf] = np.ndarray(
-                (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=board_bytes + offset
+                (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=task_queues_bytes + offset
             )
 
     @staticmethod
-    def board_alone(files: MemoryFiles, shape: PoolShape) -> core.Board:
-        """The board before the spaces are known: for all but batches. The parent has sized its file."""
+    def task_queues_alone(files: MemoryFiles, shape: PoolShape) -> core.SharedTaskQueues:
+        """The task queues before the spaces are known: for all but batches. The parent has sized its file."""
         stores = [core.BatchStore(-1, num_rows, [], [], has_final=False) for num_rows in _rows_of_lines(shape)]
-        memory = mmap.mmap(files.board, _board_bytes(shape))
-        return core.Board(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
+        memory = mmap.mmap(files.task_queues, _task_queues_bytes(shape))
+        return core.SharedTaskQueues(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
 
     @staticmethod
-    def allocate_board(files: MemoryFiles, shape: PoolShape) -> None:
-        """Size the board's file for the board alone."""
-        os.ftruncate(files.board, _board_bytes(shape))
+    def allocate_task_queues(files: MemoryFiles, shape: PoolShape) -> None:
+        """Size the file of the task queues, without actions."""
+        os.ftruncate(files.task_queues, _task_queues_bytes(shape))
 
     @staticmethod
     def allocate(files: MemoryFiles, shape: PoolShape, actions: SpaceTree) -> None:
-        """Size the board's file for the actions, too; the batches' files grow by themselves."""
-        os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions))
+        """Size the file of the task queues for the actions, too; the batches' files grow by themselves."""
+        os.ftruncate(files.task_queues, _task_queues_bytes(shape) + _action_bytes(shape.num_envs, actions))
 
 
 def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
@@ -102,5 +104,5 @@ def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
     return column_offsets(num_envs, columns_of(actions))[1]
 
 
-def _board_bytes(shape: PoolShape) -> int:
-    return aligned(core.Board.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))
+def _task_queues_bytes(shape: PoolShape) -> int:
+    return aligned(core.SharedTaskQueues.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))
