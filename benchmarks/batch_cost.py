@@ -11,6 +11,7 @@ import numpy as np
 
 import envfleet
 from benchmarks.rows.python_rows import CostEnv
+from envfleet.contract.pool_config import Line
 
 NUM_ENVS, NUM_WORKERS, NUM_BATCHES = 64, 2, 5000
 
@@ -19,13 +20,13 @@ def parent_costs() -> dict[str, float]:
     """Microseconds of each part of a step of 8 no-op envs, in the order in which they happen."""
     with envfleet.make(CostEnv, 8, backend="process", num_workers=NUM_WORKERS) as pool:
         pool.reset(seed=0)
-        backend, board = pool._backend, pool._backend._board
+        backend, task_queues = pool._backend, pool._backend._task_queues
         actions = np.zeros(8, dtype=np.int64)
         parts: dict[str, Callable[[], object]] = {
             "check the actions": lambda: pool._actions.require_batch(actions, 8, "actions"),
             "send": lambda: backend.send(None, [actions]),
-            "wait for the children": lambda: board.wait_full(0, 1.0),
-            "take the arrays": lambda: board.take(0),
+            "wait for the children": lambda: task_queues.wait_full(Line.FULL, 1.0),
+            "take the arrays": lambda: task_queues.take(Line.FULL),
         }
         spent_s = dict.fromkeys(parts, 0.0)
         for _ in range(NUM_BATCHES):

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/named_tuple.h"
 #include "bind/python.h"
 #include "engine/batch_store.h"
 #include "engine/gate.h"
@@ -24,32 +25,45 @@ inline Deadline deadline_in(double timeout_s) {
 
 /// One array of a batch as NumPy sees it.
 struct ArrayField {
-  std::size_t offset;
   nb::object dtype;
   std::vector<npy_intp> shape;  // with the rows in front
+  std::size_t offset = 0;       // in a buffer
+
+  std::size_t row_bytes() const {
+    std::size_t bytes = PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(dtype.ptr()));
+    for (std::size_t i = 1; i < shape.size(); ++i) bytes *= static_cast<std::size_t>(shape[i]);
+    return bytes;
+  }
 };
+
+/// The arrays of a batch by name: `obs` and `final_obs` are tuples of arrays, `infos` and `final_infos` tuples of pairs
+/// (values, mask).
+inline const NamedTuple* batch_arrays_type = nullptr;
 
 /// A BatchStore and how its fields look as arrays.
 class PyBatchStore {
  public:
-  PyBatchStore(int fd, std::uint32_t num_rows, std::size_t buffer_bytes, nb::sequence fields) {
-    BatchLayout layout{num_rows, buffer_bytes, {}};
-    for (nb::handle item : fields) {
-      const auto field = nb::cast<nb::tuple>(item);
-      ArrayField array{nb::cast<std::size_t>(field[0]), nb::borrow(field[1]), {num_rows}};
-      if (!PyArray_DescrCheck(array.dtype.ptr())) throw nb::type_error("a field's dtype must be a numpy.dtype");
-      std::size_t row_bytes = PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(array.dtype.ptr()));
-      for (nb::handle dim : nb::cast<nb::tuple>(field[2])) {
-        array.shape.push_back(nb::cast<npy_intp>(dim));
-        row_bytes *= static_cast<std::size_t>(array.shape.back());
-      }
-      if (array.offset + num_rows * row_bytes > buffer_bytes) throw nb::value_error("a field ends outside its buffer");
-      layout.fields.push_back({array.offset, row_bytes});
-      fields_.push_back(std::move(array));
+  /// `obs` and `infos` have (dtype, shape of one row) for each array.
+  PyBatchStore(int fd, std::uint32_t num_rows, nb::sequence obs, nb::sequence infos, bool has_final)
+      : rows_{nb::len(obs), nb::len(infos), has_final} {
+    for (const int type : {NPY_INT32, NPY_FLOAT64, NPY_BOOL, NPY_BOOL, NPY_UINT8}) {  // as in FixedField
+      fields_.push_back({dtype_of(type), {num_rows}});
     }
-    if (fields_.size() < kNumFixedFields) throw nb::value_error("a batch has at least the fixed fields");
+    const std::vector<ArrayField> obs_fields = fields_of(obs, num_rows), info_fields = fields_of(infos, num_rows);
+    std::vector<std::size_t> obs_bytes, info_bytes;
+    for (const ArrayField& field : obs_fields) obs_bytes.push_back(field.row_bytes());
+    for (const ArrayField& field : info_fields) info_bytes.push_back(field.row_bytes());
+    for (int i = 0; i < (has_final ? 2 : 1); ++i) fields_.insert(fields_.end(), obs_fields.begin(), obs_fields.end());
+    for (int i = 0; i < (has_final ? 2 : 1); ++i) {
+      for (const ArrayField& field : info_fields)
+        fields_.insert(fields_.end(), {field, {dtype_of(NPY_BOOL), {num_rows}}});
+    }
+    BatchLayout layout = lay_out(num_rows, rows_.row_bytes(obs_bytes, info_bytes));
+    for (std::size_t i = 0; i < fields_.size(); ++i) fields_[i].offset = layout.fields[i].offset;
     store = std::make_shared<BatchStore>(fd, std::move(layout));
   }
+
+  const RowLayout& rows() const { return rows_; }
 
   /// One array over a buffer's memory; it keeps `owner` alive.
   nb::object array(std::size_t i, std::byte* memory, nb::handle owner) const {
@@ -67,21 +81,62 @@ class PyBatchStore {
     return array;
   }
 
-  /// Arrays over the fields [first, end) of a buffer.
-  nb::tuple arrays(std::uint32_t buffer, nb::handle owner, std::size_t first, std::size_t end) const {
+  /// The arrays over a buffer, all of which keep `owner` alive.
+  nb::object arrays(std::uint32_t buffer, nb::handle owner) const {
     std::byte* memory = store->memory(buffer);
-    nb::object arrays = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(end - first)));
-    if (!arrays.is_valid()) throw nb::python_error();
-    for (std::size_t i = first; i < end; ++i) {
-      PyTuple_SET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i - first), array(i, memory, owner).release().ptr());
-    }
-    return nb::borrow<nb::tuple>(arrays);
+    const auto fixed = [&](FixedField field) { return array(field, memory, owner); };
+    const std::size_t num_finals = rows_.has_final ? rows_.num_obs : 0;
+    return (*batch_arrays_type)(fixed(kEnvIds), fixed(kRewards), fixed(kTerminated), fixed(kTruncated),
+                                fixed(kRowFlags), leaves(rows_.obs(), rows_.num_obs, memory, owner),
+                                leaves(rows_.final_obs(), num_finals, memory, owner),
+                                infos(rows_.infos(), rows_.num_infos, memory, owner),
+                                infos(rows_.final_infos(), rows_.has_final ? rows_.num_infos : 0, memory, owner));
   }
-  nb::tuple arrays(std::uint32_t buffer, nb::handle owner) const { return arrays(buffer, owner, 0, fields_.size()); }
+
+  /// A tuple of the observation's arrays.
+  nb::object obs(std::byte* memory, nb::handle owner) const {
+    return leaves(rows_.obs(), rows_.num_obs, memory, owner);
+  }
 
   std::shared_ptr<BatchStore> store;
 
  private:
+  static nb::object dtype_of(int numpy_type) {
+    return nb::steal(reinterpret_cast<PyObject*>(PyArray_DescrFromType(numpy_type)));
+  }
+
+  static std::vector<ArrayField> fields_of(nb::sequence columns, std::uint32_t num_rows) {
+    std::vector<ArrayField> fields;
+    for (nb::handle item : columns) {
+      const auto [dtype, shape] = nb::cast<std::pair<nb::object, nb::tuple>>(item);
+      if (!PyArray_DescrCheck(dtype.ptr())) throw nb::type_error("the dtype of an array must be a numpy.dtype");
+      fields.push_back({dtype, {num_rows}});
+      for (nb::handle dim : shape) fields.back().shape.push_back(nb::cast<npy_intp>(dim));
+    }
+    return fields;
+  }
+
+  template <class Item>
+  static nb::object tuple_of(std::size_t num_items, Item&& item) {
+    nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(num_items)));
+    if (!tuple.is_valid()) throw nb::python_error();
+    for (std::size_t i = 0; i < num_items; ++i) {
+      PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), item(i).release().ptr());
+    }
+    return tuple;
+  }
+
+  nb::object leaves(std::size_t first, std::size_t num_leaves, std::byte* memory, nb::handle owner) const {
+    return tuple_of(num_leaves, [&](std::size_t i) { return array(first + i, memory, owner); });
+  }
+
+  nb::object infos(std::size_t first, std::size_t num_infos, std::byte* memory, nb::handle owner) const {
+    return tuple_of(num_infos, [&](std::size_t i) {
+      return nb::make_tuple(array(first + 2 * i, memory, owner), array(first + 2 * i + 1, memory, owner));
+    });
+  }
+
+  RowLayout rows_;
   std::vector<ArrayField> fields_;
 };
 

@@ -22,7 +22,7 @@ void bind_flight(nb::module_& m) {
       .def("check",
            [](Flight& self, nb::handle env_ids) {
              const auto [ids, num_ids] = int32_vector(env_ids, "env_ids");
-             return static_cast<int>(self.check(ids, num_ids));
+             return self.check(ids, num_ids);
            })
       .def(
           "sent", [](Flight& self, nb::handle env_ids) { set(self, env_ids, true); }, "env_ids"_a.none())
@@ -36,9 +36,6 @@ void bind_flight(nb::module_& m) {
         }
         return env_ids;
       });
-  m.attr("NO_SUCH_ENV") = static_cast<int>(Flight::Problem::kNoSuchEnv);
-  m.attr("NAMED_TWICE") = static_cast<int>(Flight::Problem::kTwice);
-  m.attr("BUSY") = static_cast<int>(Flight::Problem::kBusy);
 }
 
 }  // namespace envfleet

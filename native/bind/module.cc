@@ -50,15 +50,19 @@ NB_MODULE(core, m) {
   nb::class_<envfleet::Lease>(m, "Lease");
 
   nb::class_<envfleet::PyBatchStore>(m, "BatchStore")
-      .def(nb::init<int, std::uint32_t, std::size_t, nb::sequence>(), "fd"_a, "num_rows"_a, "buffer_bytes"_a,
-           "fields"_a)
+      .def(nb::init<int, std::uint32_t, nb::sequence, nb::sequence, bool>(), "fd"_a, "num_rows"_a, "obs"_a, "infos"_a,
+           "has_final"_a)
       .def("arrays", [](nb::handle self,
                         std::uint32_t buffer) { return nb::cast<envfleet::PyBatchStore&>(self).arrays(buffer, self); })
       .def_prop_ro("num_buffers", [](envfleet::PyBatchStore& self) { return self.store->num_buffers(); })
       .def_prop_ro("num_leased", [](envfleet::PyBatchStore& self) { return self.store->num_leased(); });
+  envfleet::batch_arrays_type = new envfleet::NamedTuple(
+      m, "envfleet._native.core.BatchArrays",
+      {"env_ids", "rewards", "terminated", "truncated", "row_flags", "obs", "final_obs", "infos", "final_infos"});
 
+  envfleet::bind_enums(m);
   envfleet::bind_area_resize(m);
-  envfleet::bind_board(m);
+  envfleet::bind_shared_task_queues(m);
   envfleet::bind_flight(m);
   envfleet::bind_frame_player(m);
   envfleet::bind_native_model(m);

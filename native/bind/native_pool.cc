@@ -10,6 +10,7 @@
 
 #include "bind/action_leaf.h"
 #include "bind/arrays.h"
+#include "bind/named_tuple.h"
 #include "bind/native_model.h"
 #include "bind/python.h"
 #include "bind/values.h"
@@ -19,22 +20,25 @@ namespace {
 
 constexpr std::chrono::milliseconds kSignalSlice{100};  // how often a wait lets Python's signal handlers run
 
+const NamedTuple* received_type = nullptr;
+const NamedTuple* wrong_value_type = nullptr;
+const NamedTuple* failure_type = nullptr;
+const NamedTuple* saved_state_type = nullptr;
+
 class PyNativePool {
  public:
-  PyNativePool(const PyModel& model, std::vector<std::shared_ptr<PyBatchStore>> stores, int autoreset,
+  PyNativePool(const PyModel& model, std::vector<std::shared_ptr<PyBatchStore>> stores, Autoreset autoreset,
                std::uint32_t max_episode_steps, std::uint32_t num_threads, std::vector<int> helper_cpus,
                double help_worth_s, nb::object unflatten)
       : stores_(std::move(stores)), unflatten_(std::move(unflatten)) {
     if (num_threads < 1 || num_threads > BatchLine::kMaxWriters)
       throw nb::value_error("between 1 and MOST_THREADS threads");
-    const EpisodeRules rules{static_cast<Autoreset>(autoreset), max_episode_steps};
-    layout_ = {model.spec.observation.leaves().size(), model.spec.infos.size(), true};
-    // The stores say whether the mode may become same-step later: then they have room for final observations.
-    layout_.has_final = stores_.at(0)->store->layout().fields.size() == layout_.num_fields();
+    const EpisodeRules rules{autoreset, max_episode_steps};
+    layout_ = stores_.at(0)->rows();
     require_room(rules.autoreset);
     std::vector<std::shared_ptr<BatchStore>> bare;
     for (const auto& store : stores_) {
-      require_layout(model.spec, store->store->layout());
+      require_layout(model.spec, *store);
       bare.push_back(store->store);
     }
     num_envs_ = bare.at(0)->layout().num_rows;
@@ -57,9 +61,9 @@ class PyNativePool {
   NativePool& pool() { return *pool_; }
 
   /// From the next task on. The caller has received everything that it sent.
-  void set_autoreset(int autoreset) {
-    require_room(static_cast<Autoreset>(autoreset));
-    pool_->envs().set_autoreset(static_cast<Autoreset>(autoreset));
+  void set_autoreset(Autoreset autoreset) {
+    require_room(autoreset);
+    pool_->envs().set_autoreset(autoreset);
   }
 
   bool close(double timeout_s) {
@@ -90,7 +94,7 @@ class PyNativePool {
   }
 
   /// Reset all envs, or only those in `env_ids`, while the others repeat their observation.
-  void send_reset(nb::handle env_ids, nb::dict options, std::uint8_t line) {
+  void send_reset(nb::handle env_ids, nb::dict options, Line line) {
     require_line(line);
     pool_->set_options(Kwargs(as_values(options)));
     if (env_ids.is_none()) return pool_->send(nullptr, num_envs_, Op::kReset, line);
@@ -101,15 +105,15 @@ class PyNativePool {
   }
 
   /// The rows of `env_ids` repeat their observation: the batch is for the other envs.
-  void send_repeat(nb::handle env_ids, std::uint8_t line) {
+  void send_repeat(nb::handle env_ids, Line line) {
     require_line(line);
     const auto [ids, num_ids] = env_vector(env_ids);
     pool_->send(ids, num_ids, Op::kRepeat, line);
   }
 
-  /// Step all envs, or `env_ids`. `leaves` have the right dtype and shape. Returns (leaf, row) of the first value that
-  /// the action space does not have, and then sends nothing.
-  nb::object send(nb::handle env_ids, nb::list leaves, std::uint8_t line) {
+  /// Step all envs, or `env_ids`. `leaves` have the right dtype and shape. Returns where the first value is that the
+  /// action space does not have, and then sends nothing; None if there is none.
+  nb::object send(nb::handle env_ids, nb::list leaves, Line line) {
     require_line(line);
     const bool is_all = env_ids.is_none();
     const auto [ids, num_ids] =
@@ -117,16 +121,15 @@ class PyNativePool {
     if (leaves.size() != action_leaves_.size()) throw nb::value_error("an array for each leaf of the action");
     for (std::size_t i = 0; i < action_leaves_.size(); ++i) {
       if (!action_leaves_[i].fits(leaves[i], num_ids)) throw nb::type_error("an action of the wrong form");
-      if (const auto row = action_leaves_[i].first_wrong_row(leaves[i], num_ids)) return nb::make_tuple(i, *row);
+      if (const auto row = action_leaves_[i].first_wrong_row(leaves[i], num_ids)) return (*wrong_value_type)(i, *row);
     }
     for (std::size_t i = 0; i < action_leaves_.size(); ++i) copy_actions(leaves[i], i, ids, num_ids);
     pool_->send(ids, num_ids, Op::kStep, line);
     return nb::none();
   }
 
-  /// (flags, obs, rewards, terminated, truncated, infos, env_ids, None), or None after `timeout_s`. If any flag is set,
-  /// the last entry is (buffer, all arrays of the batch).
-  nb::object recv(std::uint8_t line, double timeout_s) {
+  /// The oldest batch, or None after `timeout_s`. If it has flags, arrays() has what they are about.
+  nb::object recv(Line line, double timeout_s) {
     require_line(line);
     const Deadline deadline = deadline_in(timeout_s);
     while (wait(line, deadline) != Waited::kReady) {
@@ -134,25 +137,31 @@ class PyNativePool {
       if (Clock::now() >= deadline) return nb::none();
     }
     const Received batch = take(line);
-    nb::object details = nb::none();
-    if (batch.flags != 0) {
-      details = nb::make_tuple(batch.buffer, stores_[line]->arrays(batch.buffer, batch.lease));
-    }
-    return nb::make_tuple(batch.flags, obs(batch), column(batch, kRewards), column(batch, kTerminated),
-                          column(batch, kTruncated), infos(batch), column(batch, kEnvIds), details);
+    return (*received_type)(batch.flags, batch.buffer, column(batch, kEnvIds), obs(batch), column(batch, kRewards),
+                            column(batch, kTerminated), column(batch, kTruncated), infos(batch));
   }
 
-  /// step() of all envs in one call, for the usual case. Returns its five results; None if the actions need a closer
-  /// look (nothing was done); or False if the batch does (it is under way: recv() it).
-  nb::object step(nb::handle actions) {
+  /// All arrays of a batch that was received.
+  nb::object arrays(Line line, std::uint32_t buffer, nb::object lease) const {
+    require_line(line);
+    return stores_[line]->arrays(buffer, lease);
+  }
+
+  /// step() of all envs in one call, for the usual case: its five results. None otherwise; is_step_pending() then says
+  /// whether the actions were sent (recv() the batch) or need a closer look (nothing was done).
+  nb::object try_step(nb::handle actions) {
+    is_step_pending_ = false;
     if (action_leaves_.size() != 1 || !action_leaves_[0].fits(actions, num_envs_) ||
         action_leaves_[0].first_wrong_row(actions, num_envs_)) {
       return nb::none();
     }
     copy_actions(actions, 0, nullptr, num_envs_);
-    pool_->send(nullptr, num_envs_, Op::kStep, 0);
-    if (wait(0, Clock::now() + kSignalSlice) != Waited::kReady || pool_->peek(0).flags != 0) return nb::cast(false);
-    const Received batch = take(0);
+    pool_->send(nullptr, num_envs_, Op::kStep, kFull);
+    if (wait(kFull, Clock::now() + kSignalSlice) != Waited::kReady || pool_->peek(kFull).flags != 0) {
+      is_step_pending_ = true;
+      return nb::none();
+    }
+    const Received batch = take(kFull);
     nb::object result = nb::steal(PyTuple_New(5));
     PyTuple_SET_ITEM(result.ptr(), 0, obs(batch).release().ptr());
     PyTuple_SET_ITEM(result.ptr(), 1, column(batch, kRewards).release().ptr());
@@ -161,6 +170,7 @@ class PyNativePool {
     PyTuple_SET_ITEM(result.ptr(), 4, infos(batch).release().ptr());
     return result;
   }
+  bool is_step_pending() const { return is_step_pending_; }
 
   bool drain(double timeout_s) {
     const Deadline deadline = deadline_in(timeout_s);
@@ -175,22 +185,22 @@ class PyNativePool {
   }
 
   /// Infos of a batch that was received, or those of its rows that end an episode in the same step.
-  nb::dict infos_of(std::uint8_t line, std::uint32_t buffer, nb::object lease, bool is_final) {
+  nb::dict infos_of(Line line, std::uint32_t buffer, nb::object lease, bool is_final) {
     require_line(line);
     const Received batch{line, buffer, 0, stores_[line]->store->memory(buffer), std::move(lease)};
     return infos(batch, is_final ? layout_.final_infos() : layout_.infos());
   }
 
-  void reset_into(std::uint32_t env_id, nb::dict options, std::uint8_t line, std::uint32_t buffer, std::uint32_t row) {
+  void reset_into(std::uint32_t env_id, nb::dict options, Line line, std::uint32_t buffer, std::uint32_t row) {
     require_env(env_id);
     require_line(line);
     pool_->envs().reset_into(env_id, Kwargs(as_values(options)), *stores_[line]->store, buffer, row);
   }
 
-  nb::tuple failure(std::uint32_t env_id) {
+  nb::object failure(std::uint32_t env_id) {
     require_env(env_id);
     const EnvFailure& failure = pool_->envs().failure(env_id);
-    return nb::make_tuple(static_cast<int>(failure.during), failure.what);
+    return (*failure_type)(failure.during, failure.what);
   }
 
   /// The actions that were sent last: for each leaf the bytes of this env's row.
@@ -204,12 +214,12 @@ class PyNativePool {
     return leaves;
   }
 
-  nb::tuple get_state(std::uint32_t env_id) {
+  nb::object get_state(std::uint32_t env_id) {
     require_env(env_id);
     std::vector<std::byte> state(pool_->envs().state_bytes());
     std::uint32_t num_steps = 0;
     pool_->envs().get_state(env_id, state.data(), &num_steps);
-    return nb::make_tuple(nb::bytes(state.data(), state.size()), num_steps, pool_->envs().has_ended(env_id));
+    return (*saved_state_type)(nb::bytes(state.data(), state.size()), num_steps, pool_->envs().has_ended(env_id));
   }
 
   void set_state(std::uint32_t env_id, nb::bytes state, std::uint32_t num_steps, bool has_ended) {
@@ -229,7 +239,7 @@ class PyNativePool {
       throw nb::value_error("the batches have no room for final observations");
   }
   struct Received {
-    std::uint8_t line;
+    Line line;
     std::uint32_t buffer;
     std::uint8_t flags;
     std::byte* memory;
@@ -239,7 +249,7 @@ class PyNativePool {
     std::vector<std::pair<nb::object, nb::object>> path;  // each key, and the key of its mask
   };
 
-  void require_line(std::uint8_t line) const {
+  void require_line(Line line) const {
     if (line >= stores_.size()) throw nb::index_error("this pool has no such line of batches");
   }
 
@@ -249,25 +259,21 @@ class PyNativePool {
     return {ids, num_ids};
   }
 
-  void require_layout(const Spec& spec, const BatchLayout& batch) const {
-    if (batch.fields.size() != layout_.num_fields()) throw nb::value_error("a batch has other fields than the env");
-    const auto require = [&](std::size_t field, std::size_t row_bytes) {
-      if (batch.fields[field].row_bytes != row_bytes) throw nb::value_error("a field has not the size of its leaf");
-    };
-    const auto obs = spec.observation.leaves();
-    for (std::size_t i = 0; i < obs.size(); ++i) {
-      const std::size_t row_bytes = bytes_of(obs[i]->dtype) * obs[i]->num_elements();
-      require(layout_.obs() + i, row_bytes);
-      if (layout_.has_final) require(layout_.final_obs() + i, row_bytes);
+  /// The arrays of a batch must be those that the envs write.
+  void require_layout(const Spec& spec, const PyBatchStore& store) const {
+    std::vector<std::size_t> obs_bytes, info_bytes;
+    for (const Space* leaf : spec.observation.leaves()) {
+      obs_bytes.push_back(bytes_of(leaf->dtype) * leaf->num_elements());
     }
-    for (std::size_t i = 0; i < spec.infos.size(); ++i) {
-      std::size_t row_bytes = bytes_of(spec.infos[i].dtype);
-      for (const std::int64_t dim : spec.infos[i].shape) row_bytes *= static_cast<std::size_t>(dim);
-      for (const std::size_t first : {layout_.infos(), layout_.final_infos()}) {
-        if (first == layout_.final_infos() && !layout_.has_final) continue;
-        require(first + 2 * i, row_bytes);
-        require(first + 2 * i + 1, 1);
-      }
+    for (const InfoField& field : spec.infos) {
+      info_bytes.push_back(bytes_of(field.dtype));
+      for (const std::int64_t dim : field.shape) info_bytes.back() *= static_cast<std::size_t>(dim);
+    }
+    const RowLayout expected{obs_bytes.size(), info_bytes.size(), layout_.has_final};
+    const std::vector<Field>& fields = store.store->layout().fields;
+    const auto is_field = [](std::size_t row_bytes, const Field& field) { return row_bytes == field.row_bytes; };
+    if (!std::ranges::equal(expected.row_bytes(obs_bytes, info_bytes), fields, is_field)) {
+      throw nb::value_error("a batch has other arrays than the envs write");
     }
   }
 
@@ -295,12 +301,12 @@ class PyNativePool {
     }
   }
 
-  Waited wait(std::uint8_t line, Deadline deadline) {
+  Waited wait(Line line, Deadline deadline) {
     Unlocked unlocked;
     return pool_->recv(line, std::min(deadline, Clock::now() + kSignalSlice));
   }
 
-  Received take(std::uint8_t line) {
+  Received take(Line line) {
     const BatchLine::Full full = pool_->take(line);
     const std::shared_ptr<BatchStore>& store = stores_[line]->store;
     return {line, full.buffer, full.flags, store->memory(full.buffer), make_lease(store, full.buffer)};
@@ -312,7 +318,7 @@ class PyNativePool {
 
   nb::object obs(const Received& batch) const {
     if (unflatten_.is_none()) return column(batch, layout_.obs());
-    return unflatten_(stores_[batch.line]->arrays(batch.buffer, batch.lease, layout_.obs(), layout_.final_obs()));
+    return unflatten_(stores_[batch.line]->obs(batch.memory, batch.lease));
   }
 
   nb::dict infos(const Received& batch) const { return infos(batch, layout_.infos()); }
@@ -350,23 +356,31 @@ class PyNativePool {
   RowLayout layout_{};
   std::uint32_t num_envs_ = 0;
   bool is_closed_ = false;
+  bool is_step_pending_ = false;
   std::shared_ptr<NativePool> pool_;
 };
 
 }  // namespace
 
 void bind_native_pool(nb::module_& m) {
+  received_type = new NamedTuple(m, "envfleet._native.core.Received",
+                                 {"flags", "buffer", "env_ids", "obs", "rewards", "terminated", "truncated", "infos"});
+  wrong_value_type = new NamedTuple(m, "envfleet._native.core.WrongValue", {"leaf", "row"});
+  failure_type = new NamedTuple(m, "envfleet._native.core.EnvFailure", {"during", "what"});
+  saved_state_type = new NamedTuple(m, "envfleet._native.core.SavedState", {"state", "num_steps", "has_ended"});
   nb::class_<PyNativePool>(m, "NativePool")
-      .def(nb::init<const PyModel&, std::vector<std::shared_ptr<PyBatchStore>>, int, std::uint32_t, std::uint32_t,
+      .def(nb::init<const PyModel&, std::vector<std::shared_ptr<PyBatchStore>>, Autoreset, std::uint32_t, std::uint32_t,
                     std::vector<int>, double, nb::object>(),
            "model"_a, "stores"_a, "autoreset"_a, "max_episode_steps"_a, "num_threads"_a, "helper_cpus"_a,
            "help_worth_s"_a, "unflatten"_a.none())
       .def("set_autoreset", &PyNativePool::set_autoreset, "autoreset"_a)
-      .def("step", &PyNativePool::step)
+      .def("try_step", &PyNativePool::try_step)
+      .def_prop_ro("is_step_pending", &PyNativePool::is_step_pending)
       .def("send", &PyNativePool::send, "env_ids"_a.none(), "leaves"_a, "line"_a)
       .def("send_reset", &PyNativePool::send_reset, "env_ids"_a.none(), "options"_a, "line"_a)
       .def("send_repeat", &PyNativePool::send_repeat, "env_ids"_a, "line"_a)
       .def("recv", &PyNativePool::recv, "line"_a, "timeout_s"_a)
+      .def("arrays", &PyNativePool::arrays, "line"_a, "buffer"_a, "lease"_a)
       .def("drain", &PyNativePool::drain, "timeout_s"_a)
       .def("close", &PyNativePool::close, "timeout_s"_a)
       .def("set_generator", &PyNativePool::set_generator, "env_id"_a, "bit_generator"_a, "is_seeded"_a)
@@ -392,10 +406,6 @@ void bind_native_pool(nb::module_& m) {
       .def_prop_ro("step_cost_ns", [](PyNativePool& self) { return self.pool().step_cost_ns(); });
 
   m.attr("MOST_THREADS") = BatchLine::kMaxWriters;
-  m.attr("DURING_STEP") = static_cast<int>(EnvFailure::During::kStep);
-  m.attr("DURING_AUTORESET") = static_cast<int>(EnvFailure::During::kAutoreset);
-  m.attr("DURING_RESET") = static_cast<int>(EnvFailure::During::kReset);
-  m.attr("DURING_ENDED") = static_cast<int>(EnvFailure::During::kEnded);
 }
 
 }  // namespace envfleet

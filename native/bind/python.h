@@ -41,7 +41,8 @@ class Unlocked {
 };
 
 void bind_area_resize(nb::module_& m);
-void bind_board(nb::module_& m);
+void bind_shared_task_queues(nb::module_& m);
+void bind_enums(nb::module_& m);
 void bind_flight(nb::module_& m);
 void bind_frame_player(nb::module_& m);
 void bind_native_model(nb::module_& m);

@@ -17,8 +17,8 @@ namespace envfleet {
 enum RowFlag : std::uint8_t {
   kComplete = 1,
   kHasFinal = 2,    // the episode ended in this step and the final observation lies in its own leaves
-  kHasObjects = 4,  // info or observations that are no arrays lie in the object lane
-  kFailed = 8,      // the env raised and the caller is to hear of it; the report lies in the object lane
+  kHasObjects = 4,  // info or observations that are no arrays lie in the object channel
+  kFailed = 8,      // the env raised and the caller is to hear of it; the report lies in the object channel
 };
 
 /// The row that one result goes to.

@@ -16,29 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "engine/batch_layout.h"
+
 namespace envfleet {
-
-/// Where one array of a batch lies: `num_rows` rows of `row_bytes`, from `offset` in its buffer.
-struct Field {
-  std::size_t offset;
-  std::size_t row_bytes;
-};
-
-/// The arrays every batch has, in this order; the observations' leaves follow them.
-enum FixedField : std::size_t {
-  kEnvIds = 0,      // int32
-  kRewards = 1,     // float64
-  kTerminated = 2,  // uint8, 0 or 1
-  kTruncated = 3,   // uint8, 0 or 1
-  kRowFlags = 4,    // uint8, see RowFlag
-  kNumFixedFields = 5,
-};
-
-struct BatchLayout {
-  std::uint32_t num_rows;
-  std::size_t buffer_bytes;  // a multiple of the page size
-  std::vector<Field> fields;
-};
 
 /// Buffers of one layout. With a file descriptor they lie in that (memory) file, and every process
 /// that opens the file finds buffer k at the same offset; with -1 they are private to this process.

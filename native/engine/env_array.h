@@ -16,20 +16,6 @@
 
 namespace envfleet {
 
-/// In which order the fields of a native batch follow the fixed ones: obs, final obs (if the mode may be
-/// same-step), infos, final infos (likewise). An info has two fields: its values, and marks of the rows that have it.
-struct RowLayout {
-  std::size_t num_obs;
-  std::size_t num_infos;
-  bool has_final;
-
-  std::size_t obs() const { return kNumFixedFields; }
-  std::size_t final_obs() const { return obs() + num_obs; }
-  std::size_t infos() const { return obs() + (has_final ? 2 : 1) * num_obs; }
-  std::size_t final_infos() const { return infos() + 2 * num_infos; }
-  std::size_t num_fields() const { return infos() + (has_final ? 4 : 2) * num_infos; }
-};
-
 /// Why a row has the flag kFailed.
 struct EnvFailure {
   enum class During : std::uint8_t {

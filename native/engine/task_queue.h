@@ -14,12 +14,17 @@ enum class Op : std::uint8_t {
   kStep = 0,     // step the env with its action
   kReset = 1,    // reset the env with its seed, if it has one
   kRepeat = 2,   // write the env's last observation again: the env is not part of a partial reset or step
-  kRequest = 3,  // a request lies in this child's part of the object lane
+  kRequest = 3,  // a request lies in this child's part of the object channel
   kStop = 4,     // close the envs and leave
 };
 
-/// What one worker does next, for one env or for a run of neighbours. `line` says which line of batches the
-/// results go to.
+/// Which batches a result goes to.
+enum Line : std::uint8_t {
+  kFull = 0,        // with a row for each env
+  kFirstReady = 1,  // smaller ones, of the first that finish
+};
+
+/// What one worker does next, for one env or for a run of neighbours. `line` is a Line.
 struct Task {
   std::int32_t env_id;  // the first
   Op op;

@@ -26,7 +26,7 @@ std::vector<Test> task_queue_tests();
 std::vector<Test> batch_store_tests();
 std::vector<Test> batch_line_tests();
 std::vector<Test> fair_queue_tests();
-std::vector<Test> board_tests();
+std::vector<Test> shared_task_queues_tests();
 std::vector<Test> imaging_tests();
 std::vector<Test> kill_tests();
 std::vector<Test> instruction_tests();

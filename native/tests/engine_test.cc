@@ -78,9 +78,9 @@ int main(int argc, char** argv) {
 
   int num_passed = 0, num_failed = 0, num_skipped = 0;
   for (const auto& suite :
-       {gate_tests(), task_queue_tests(), batch_store_tests(), batch_line_tests(), fair_queue_tests(), board_tests(),
-        imaging_tests(), instruction_tests(), kill_tests(), native_parts_tests(), episode_tests(), native_pool_tests(),
-        native_pool_end_tests(), allocation_tests()}) {
+       {gate_tests(), task_queue_tests(), batch_store_tests(), batch_line_tests(), fair_queue_tests(),
+        shared_task_queues_tests(), imaging_tests(), instruction_tests(), kill_tests(), native_parts_tests(),
+        episode_tests(), native_pool_tests(), native_pool_end_tests(), allocation_tests()}) {
     for (const Test& test : suite) {
       if (argc > 1 && std::strstr(test.name, argv[1]) == nullptr) continue;
       if (!passes(test)) {

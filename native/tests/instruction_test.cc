@@ -1,4 +1,4 @@
-// Board with a child that is killed, or falls asleep, at each single instruction of its work on a row.
+// SharedTaskQueues with a child that is killed, or falls asleep, at each single instruction of its work on a row.
 //
 // The child runs with the processor's trap flag set: after every instruction it gets a signal, counts it, and at the
 // chosen one is killed or waits.
@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/board.h"
+#include "engine/shared_task_queues.h"
 #include "tests/check.h"
 #include "tests/shared_memory.h"
 #include "tests/test_pool.h"
@@ -75,14 +75,14 @@ class SteppedChild {
           action.sa_sigaction = after_instruction;
           action.sa_flags = SA_SIGINFO;
           sigaction(SIGTRAP, &action, nullptr);
-          Board board = pool.child_process_board();
-          board.start_child(0, getpid());
-          const std::optional<Task> task = board.try_next_task();
+          SharedTaskQueues task_queues = pool.child_process_queues();
+          task_queues.start_child(0, getpid());
+          const std::optional<Task> task = task_queues.try_next_task();
           CHECK(task.has_value());
           set_trap_flag();
-          pool.run(board, *task, flags);
+          pool.run(task_queues, *task, flags);
           clear_trap_flag();
-          pool.run_all(board);
+          pool.run_all(task_queues);
         }) {}
 
   /// Until it is killed or has left.
@@ -126,33 +126,33 @@ struct KillScene {
 };
 
 /// Returns the number of instructions. It is not always the same, so the last ones may not be reached.
-long kill_once(TestPool& pool, Board& other, const KillScene& scene, long last) {
+long kill_once(TestPool& pool, SharedTaskQueues& other, const KillScene& scene, long last) {
   pool.send({0, 1, 2, 3}, scene.line);
   if (scene.others_are_quicker) pool.run_all(other);
   if (scene.holds_lost_row) {
-    Board dead = pool.child_process_board();
+    SharedTaskQueues dead = pool.child_process_queues();
     dead.start_child(0, 1);
     dead.claim(dead.try_next_task()->env_id, scene.line);
-    CHECK((pool.board().recover(0) == std::vector<std::int32_t>{0, 1}));
+    CHECK((pool.task_queues().recover(0) == std::vector<std::int32_t>{0, 1}));
   }
   SteppedChild child(pool, last, Fate::kKilled);
   const std::optional<int> status = child.wait();
   CHECK(status == 0 || was_killed(status));
   if (was_killed(status)) {
-    pool.reporter_board().report_exit(0, *status);
-    CHECK_WOKEN(pool.board().wait_full(scene.line, patience()) == Waiting::kNews);
-    CHECK(pool.board().take_exits().size() == 1);
-    pool.board().recover(0);
+    pool.reporter_queues().report_exit(0, *status);
+    CHECK_WOKEN(pool.task_queues().wait_full(scene.line, patience()) == Waiting::kNews);
+    CHECK(pool.task_queues().take_exits().size() == 1);
+    pool.task_queues().recover(0);
   }
   Process rest([&] {
     usleep(300);  // the parent is asleep by now
-    Board next = pool.child_process_board();
+    SharedTaskQueues next = pool.child_process_queues();
     next.start_child(0, getpid());
     pool.run_all(next);
     if (!scene.others_are_quicker) pool.run_all(other);
   });
   while (pool.idle_env_ids().size() < 4) {
-    CHECK_WOKEN(pool.board().wait_full(scene.line, patience()) == Waiting::kReady);
+    CHECK_WOKEN(pool.task_queues().wait_full(scene.line, patience()) == Waiting::kReady);
     if (num_failed_checks() > 0) break;
     pool.receive(scene.line);
   }
@@ -166,7 +166,7 @@ void killed_at_each_instruction(std::uint8_t line) {
       if (holds_lost_row && line == kFull) continue;  // there every row has its env, and none can be lost
       const KillScene scene{line, others_are_quicker, holds_lost_row};
       TestPool pool({4, 2, 2});
-      Board other = pool.child_process_board();
+      SharedTaskQueues other = pool.child_process_queues();
       other.start_child(1, getpid());
       const long num_instructions = kill_once(pool, other, scene, 0);
       for_each_instruction(num_instructions, [&](long last) { kill_once(pool, other, scene, last); });
@@ -183,7 +183,7 @@ void killed_with_a_claimed_row() { killed_at_each_instruction(kFirstReady); }
 /// A writer that sleeps while the line goes on. Children 1 and 2 are run by this thread.
 class SleepScene {
  public:
-  SleepScene() : other_(pool_.child_process_board()) { other_.start_child(1, getpid()); }
+  SleepScene() : other_(pool_.child_process_queues()) { other_.start_child(1, getpid()); }
 
   /// Env 0 is in the hands of child 0, which sleeps; env 2 has the other row of its batch.
   void begin(long last, std::uint8_t flags = 0) {
@@ -197,7 +197,7 @@ class SleepScene {
   TestPool& pool() { return pool_; }
 
   void expect_full() {
-    CHECK(pool_.board().wait_full(kFirstReady, patience()) == Waiting::kReady);
+    CHECK(pool_.task_queues().wait_full(kFirstReady, patience()) == Waiting::kReady);
     if (num_failed_checks() == 0) pool_.receive(kFirstReady);
   }
 
@@ -209,7 +209,7 @@ class SleepScene {
     }
     step({2});
     wake_up();
-    CHECK(pool_.board().poll_full(kFirstReady) == std::nullopt);
+    CHECK(pool_.task_queues().poll_full(kFirstReady) == std::nullopt);
     step({3});
     expect_full();
   }
@@ -221,7 +221,7 @@ class SleepScene {
   }
 
   TestPool pool_{{6, 3, 2}};
-  Board other_;
+  SharedTaskQueues other_;
   std::optional<SteppedChild> sleeper_;
 };
 
@@ -249,8 +249,8 @@ void sleep_at_each_instruction(Take&& take) {
 
 void asleep_while_another_dies() {
   sleep_at_each_instruction([](SleepScene& scene) {
-    scene.pool().board().recover(2);
-    if (scene.pool().board().poll_full(kFirstReady) != Waiting::kReady) return false;
+    scene.pool().task_queues().recover(2);
+    if (scene.pool().task_queues().poll_full(kFirstReady) != Waiting::kReady) return false;
     scene.pool().receive(kFirstReady);
     return true;
   });
@@ -258,7 +258,7 @@ void asleep_while_another_dies() {
 
 void asleep_while_results_are_dropped() {
   sleep_at_each_instruction([](SleepScene& scene) {
-    if (!scene.pool().board().busy_env_ids().empty()) return false;
+    if (!scene.pool().task_queues().busy_env_ids().empty()) return false;
     scene.pool().abandon();
     return true;
   });
@@ -267,10 +267,10 @@ void asleep_while_results_are_dropped() {
 void asleep_while_a_failure_is_told() {
   SleepScene scene;
   const auto tell = [&] {
-    scene.pool().board().take_exits();
-    const auto outcome = scene.pool().board().poll_full(kFirstReady);
+    scene.pool().task_queues().take_exits();
+    const auto outcome = scene.pool().task_queues().poll_full(kFirstReady);
     CHECK(outcome != Waiting::kReady);
-    return outcome == Waiting::kNews && scene.pool().board().next_failed_env() == 0;
+    return outcome == Waiting::kNews && scene.pool().task_queues().next_failed_env() == 0;
   };
   scene.begin(0, kFailed);
   scene.wake_up();
@@ -281,7 +281,7 @@ void asleep_while_a_failure_is_told() {
     const bool is_told = tell();
     scene.wake_up();
     if (is_told) {
-      scene.pool().board().take_exits();
+      scene.pool().task_queues().take_exits();
     } else {
       CHECK(tell());
     }

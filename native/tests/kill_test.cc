@@ -1,4 +1,5 @@
-// Board with child processes that are killed at random moments, as a pool's children are by the kernel or by people.
+// SharedTaskQueues with child processes that are killed at random moments, as a pool's children are by the kernel or by
+// people.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,7 +15,7 @@
 #include <system_error>
 #include <vector>
 
-#include "engine/board.h"
+#include "engine/shared_task_queues.h"
 #include "tests/check.h"
 #include "tests/shared_memory.h"
 #include "tests/test_pool.h"
@@ -31,9 +32,9 @@ struct KillPlan {
 
 /// A process that forks the children, kills them and reports their deaths. It is their parent, so a pid that it kills
 /// can be nobody else's.
-class Nursery {
+class Spawner {
  public:
-  Nursery(TestPool& pool, KillPlan plan, unsigned seed) : process_([&, this] { serve(pool, plan, seed); }) {}
+  Spawner(TestPool& pool, KillPlan plan, unsigned seed) : process_([&, this] { serve(pool, plan, seed); }) {}
 
   void spawn(std::uint32_t child) const {
     CHECK(write(orders_.ends[1], &child, sizeof(child)) == static_cast<ssize_t>(sizeof(child)));
@@ -64,7 +65,7 @@ class Nursery {
   void serve(TestPool& pool, KillPlan plan, unsigned seed) {
     orders_.close_writer();
     std::mt19937 random(seed);
-    Board board = pool.reporter_board();
+    SharedTaskQueues task_queues = pool.reporter_queues();
     std::map<std::uint32_t, Process> children;
     Clock::time_point next_kill = Clock::now();
     for (const Deadline deadline = in(5 * kPatience); Clock::now() < deadline;) {
@@ -75,24 +76,24 @@ class Nursery {
       for (std::uint32_t child; order.revents & POLLIN;) {
         if (read(orders_.ends[0], &child, sizeof(child)) != static_cast<ssize_t>(sizeof(child))) break;
         CHECK(!children.contains(child));
-        children.emplace(child, Process([&] { pool.serve(pool.child_process_board(), child); }));
+        children.emplace(child, Process([&] { pool.serve(pool.child_process_queues(), child); }));
       }
       if (order.revents == POLLHUP) return CHECK(children.empty());
       for (auto each = children.begin(); each != children.end();) {
         const std::optional<int> status = each->second.wait(Clock::now());
-        if (status) board.report_exit(each->first, *status);
+        if (status) task_queues.report_exit(each->first, *status);
         each = status ? children.erase(each) : std::next(each);
       }
       if (plan.num_kills > 0 && !children.empty() && Clock::now() >= next_kill) {
         const auto victim = std::next(children.begin(), static_cast<std::ptrdiff_t>(random() % children.size()));
         victim->second.kill();
-        board.report_exit(victim->first, victim->second.wait(patience()).value_or(0));
+        task_queues.report_exit(victim->first, victim->second.wait(patience()).value_or(0));
         children.erase(victim);
         --plan.num_kills;
         next_kill = in(microseconds(random() % static_cast<unsigned long>(plan.longest_pause.count())));
       }
     }
-    CHECK(!"the nursery was not closed in time");
+    CHECK(!"the spawner was not closed in time");
   }
 
   Pipe orders_;
@@ -100,15 +101,15 @@ class Nursery {
   Process process_;  // last: it uses the rest
 };
 
-/// The parent: sends and receives while the nursery kills.
+/// The parent: sends and receives while the spawner kills.
 class KilledPool {
  public:
-  KilledPool(BoardShape shape, KillPlan plan, unsigned seed)
-      : pool_(shape), nursery_(pool_, plan, seed), random_(seed) {
-    for (std::uint32_t child = 0; child < shape.num_children; ++child) nursery_.spawn(child);
+  KilledPool(TaskQueuesShape shape, KillPlan plan, unsigned seed)
+      : pool_(shape), spawner_(pool_, plan, seed), random_(seed) {
+    for (std::uint32_t child = 0; child < shape.num_children; ++child) spawner_.spawn(child);
   }
 
-  bool goes_on() const { return num_failed_checks() == 0 && !(nursery_.has_killed_enough() && num_quiet_ > 20); }
+  bool goes_on() const { return num_failed_checks() == 0 && !(spawner_.has_killed_enough() && num_quiet_ > 20); }
 
   void step_all() {
     pool_.send(pool_.idle_env_ids(), kFull);
@@ -116,7 +117,7 @@ class KilledPool {
   }
 
   void step_some() {
-    const auto num_in_flight = pool_.board().line(kFirstReady).num_in_flight();
+    const auto num_in_flight = pool_.task_queues().line(kFirstReady).num_in_flight();
     const std::uint32_t batch_size = pool_.shape().batch_size;
     const std::size_t num_needed = num_in_flight < batch_size ? batch_size - num_in_flight : 0;
     pool_.send(random_part(pool_.idle_env_ids(), num_needed, random_), kFirstReady);
@@ -125,11 +126,11 @@ class KilledPool {
 
   void drain() {
     const Deadline deadline = patience();
-    while (!pool_.board().busy_env_ids().empty() && Clock::now() < deadline) {
+    while (!pool_.task_queues().busy_env_ids().empty() && Clock::now() < deadline) {
       replace_the_dead();
       usleep(50);
     }
-    CHECK(pool_.board().busy_env_ids().empty());
+    CHECK(pool_.task_queues().busy_env_ids().empty());
     pool_.abandon();
   }
 
@@ -145,15 +146,15 @@ class KilledPool {
   /// All children are told to stop, and leave by themselves.
   void close() {
     const std::uint32_t num_children = pool_.shape().num_children;
-    for (std::uint32_t child = 0; child < num_children; ++child) pool_.board().post_stop(child);
+    for (std::uint32_t child = 0; child < num_children; ++child) pool_.task_queues().post_stop(child);
     for (std::uint32_t num_left = num_children; num_left > 0 && num_failed_checks() == 0;) {
-      CHECK_WOKEN(pool_.board().wait_full(kFull, patience()) == Waiting::kNews);
-      for (const auto& [child, status] : pool_.board().take_exits()) {
+      CHECK_WOKEN(pool_.task_queues().wait_full(kFull, patience()) == Waiting::kNews);
+      for (const auto& [child, status] : pool_.task_queues().take_exits()) {
         CHECK(status == 0);
         --num_left;
       }
     }
-    CHECK(nursery_.close() == 0);
+    CHECK(spawner_.close() == 0);
     pool_.give_back_all();
   }
 
@@ -162,7 +163,7 @@ class KilledPool {
     ++num_quiet_;
     for (;;) {
       Waiting waiting{};
-      CHECK_WOKEN((waiting = pool_.board().wait_full(line, patience())) == Waiting::kReady ||
+      CHECK_WOKEN((waiting = pool_.task_queues().wait_full(line, patience())) == Waiting::kReady ||
                   waiting == Waiting::kNews);
       if (waiting == Waiting::kReady) pool_.receive(line);
       if (waiting != Waiting::kNews) return;
@@ -171,17 +172,17 @@ class KilledPool {
   }
 
   void replace_the_dead() {
-    for (const auto& [child, status] : pool_.board().take_exits()) {
+    for (const auto& [child, status] : pool_.task_queues().take_exits()) {
       CHECK(was_killed(status));  // a sanitizer's finding, for one, is another end
-      for (const std::int32_t env_id : pool_.board().recover(child)) CHECK(pool_.is_in_flight(env_id));
-      nursery_.spawn(child);
+      for (const std::int32_t env_id : pool_.task_queues().recover(child)) CHECK(pool_.is_in_flight(env_id));
+      spawner_.spawn(child);
       ++num_deaths_;
       num_quiet_ = 0;
     }
   }
 
   TestPool pool_;
-  Nursery nursery_;
+  Spawner spawner_;
   std::mt19937 random_;
   int num_deaths_ = 0;
   int num_quiet_ = 0;  // batches since the last death

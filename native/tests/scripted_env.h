@@ -300,18 +300,10 @@ class ScriptedPool {
 
  private:
   BatchLayout batch_layout(std::uint32_t num_rows) const {
-    BatchLayout layout{num_rows, 0, {}};
-    std::vector<std::size_t> row_bytes{sizeof(std::int32_t), sizeof(double), 1, 1, 1};
-    for (int i = 0; i < (layout_.has_final ? 2 : 1); ++i) row_bytes.insert(row_bytes.end(), {32, 16});
-    for (int i = 0; i < (layout_.has_final ? 2 : 1) && kInforms; ++i) row_bytes.insert(row_bytes.end(), {8, 1, 16, 1});
+    const std::vector<std::size_t> row_bytes =
+        layout_.row_bytes({32, 16}, kInforms ? std::vector<std::size_t>{8, 16} : std::vector<std::size_t>{});
     CHECK(row_bytes.size() == layout_.num_fields());
-    for (const std::size_t bytes : row_bytes) {
-      layout.fields.push_back({layout.buffer_bytes, bytes});
-      layout.buffer_bytes = (layout.buffer_bytes + num_rows * bytes + 63) / 64 * 64;
-    }
-    const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    layout.buffer_bytes = (layout.buffer_bytes + page_bytes - 1) / page_bytes * page_bytes;
-    return layout;
+    return lay_out(num_rows, row_bytes);
   }
 
   static Seen::View view(BatchStore& store, std::byte* memory, std::uint32_t row, std::size_t obs, std::size_t infos) {

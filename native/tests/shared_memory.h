@@ -77,14 +77,7 @@ struct Obs {
 };
 
 inline BatchLayout test_layout(std::uint32_t num_rows) {
-  BatchLayout layout{num_rows, 0, {}};
-  for (const std::size_t row_bytes : {sizeof(std::int32_t), sizeof(double), 1ul, 1ul, 1ul, sizeof(Obs)}) {
-    layout.fields.push_back({layout.buffer_bytes, row_bytes});
-    layout.buffer_bytes = (layout.buffer_bytes + num_rows * row_bytes + 63) / 64 * 64;
-  }
-  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  layout.buffer_bytes = (layout.buffer_bytes + page_bytes - 1) / page_bytes * page_bytes;
-  return layout;
+  return lay_out(num_rows, RowLayout{1, 0, false}.row_bytes({sizeof(Obs)}, {}));
 }
 
 /// A forked process. It must be forked while this process has a single thread.

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "engine/board.h"
+#include "engine/shared_task_queues.h"
 #include "tests/check.h"
 #include "tests/shared_memory.h"
 
@@ -23,27 +23,27 @@ inline constexpr std::uint8_t kFirstReady = 1;  // the line with smaller batches
 /// check, and so does a batch that changes while it is held.
 class TestPool {
  public:
-  explicit TestPool(BoardShape shape)
+  explicit TestPool(TaskQueuesShape shape)
       : shape_(shape),
-        memory_(Board::bytes(shape)),
+        memory_(SharedTaskQueues::bytes(shape)),
         seqs_memory_(shape.num_envs * sizeof(std::int64_t)),
         seqs_(reinterpret_cast<std::int64_t*>(seqs_memory_.get())),
         stores_(open_stores()),
-        board_(memory_.get(), shape, stores_),
+        task_queues_(memory_.get(), shape, stores_),
         is_in_flight_(shape.num_envs) {
-    board_.clear();
+    task_queues_.clear();
   }
 
-  Board& board() { return board_; }
-  const BoardShape& shape() const { return shape_; }
+  SharedTaskQueues& task_queues() { return task_queues_; }
+  const TaskQueuesShape& shape() const { return shape_; }
   bool is_in_flight(std::int32_t env_id) const { return is_in_flight_[static_cast<std::size_t>(env_id)]; }
 
-  /// The board as a child's thread sees it: the same addresses, so that the thread sanitizer can compare.
-  Board child_thread_board() { return Board(memory_.get(), shape_, stores_); }
-  /// The board as a child's process sees it: batches are mapped anew.
-  Board child_process_board() { return Board(memory_.get(), shape_, open_stores()); }
-  /// The board as the reporter of deaths sees it.
-  Board reporter_board() { return Board(memory_.get(), shape_, {}); }
+  /// The task queues as a thread of a child sees them: the same addresses, so that the thread sanitizer can compare.
+  SharedTaskQueues child_thread_queues() { return SharedTaskQueues(memory_.get(), shape_, stores_); }
+  /// The task queues as the process of a child sees them: batches are mapped anew.
+  SharedTaskQueues child_process_queues() { return SharedTaskQueues(memory_.get(), shape_, open_stores()); }
+  /// The task queues as the reporter of deaths sees them.
+  SharedTaskQueues reporter_queues() { return SharedTaskQueues(memory_.get(), shape_, {}); }
 
   // -- the parent --
 
@@ -61,15 +61,15 @@ class TestPool {
       seqs_[env_id] = ++num_sent_;
     }
     const std::vector<Op> ops(env_ids.size(), Op::kStep);
-    board_.send(env_ids.data(), ops.data(), env_ids.size(), line);
+    task_queues_.send(env_ids.data(), ops.data(), env_ids.size(), line);
   }
 
   /// Take a batch that is full, check it, and hold it while `kNumHeld` more come.
   void receive(std::uint8_t line) {
-    const BatchLine::Full full = board_.take(line);
+    const BatchLine::Full full = task_queues_.take(line);
     BatchStore& store = *stores_[line];
     std::byte* memory = store.memory(full.buffer);
-    for (std::uint32_t row = 0; row < board_.line(line).batch_size(); ++row) {
+    for (std::uint32_t row = 0; row < task_queues_.line(line).batch_size(); ++row) {
       const std::int32_t env_id = store.column<std::int32_t>(memory, kEnvIds)[row];
       const bool is_known = env_id >= 0 && static_cast<std::uint32_t>(env_id) < shape_.num_envs;
       CHECK(is_known);
@@ -90,7 +90,7 @@ class TestPool {
 
   /// Drop all results that were not received; no env may be busy.
   void abandon() {
-    board_.abandon();
+    task_queues_.abandon();
     is_in_flight_.assign(shape_.num_envs, false);
   }
 
@@ -102,33 +102,33 @@ class TestPool {
   // -- a child --
 
   /// Do one task; false if it was told to stop.
-  bool run(Board& board, const Task& task, std::uint8_t flags = 0) const {
+  bool run(SharedTaskQueues& task_queues, const Task& task, std::uint8_t flags = 0) const {
     if (task.op == Op::kStop) return false;
     if (task.op == Op::kRequest) {
-      board.reply();
+      task_queues.reply();
       return true;
     }
     const std::int64_t seq = seqs_[task.env_id];
-    const Place place = board.claim(task.env_id, task.line);
-    const std::shared_ptr<BatchStore>& store = board.store(task.line);
+    const Place place = task_queues.claim(task.env_id, task.line);
+    const std::shared_ptr<BatchStore>& store = task_queues.store(task.line);
     store->column<Obs>(store->memory(place.buffer), kObs)[place.row] = {task.env_id, seq};
-    board.complete(task.line, place, {task.env_id, static_cast<double>(seq), seq % 3 == 0, seq % 5 == 0, flags});
+    task_queues.complete(task.line, place, {task.env_id, static_cast<double>(seq), seq % 3 == 0, seq % 5 == 0, flags});
     return true;
   }
 
   /// Do the tasks that are there, without waiting for more.
-  void run_all(Board& board) const {
-    while (const std::optional<Task> task = board.try_next_task()) run(board, *task);
+  void run_all(SharedTaskQueues& task_queues) const {
+    while (const std::optional<Task> task = task_queues.try_next_task()) run(task_queues, *task);
   }
 
   /// A child's loop, until told to stop.
-  void serve(Board board, std::uint32_t child) const {
-    board.start_child(child, getpid());
+  void serve(SharedTaskQueues task_queues, std::uint32_t child) const {
+    task_queues.start_child(child, getpid());
     for (const Deadline deadline = in(5 * kPatience); Clock::now() < deadline;) {
-      const std::optional<Task> task = board.try_next_task();
+      const std::optional<Task> task = task_queues.try_next_task();
       if (!task) {
-        board.wait_for_task(deadline);
-      } else if (!run(board, *task)) {
+        task_queues.wait_for_task(deadline);
+      } else if (!run(task_queues, *task)) {
         return;
       }
     }
@@ -158,13 +158,13 @@ class TestPool {
     held_.pop_front();
   }
 
-  BoardShape shape_;
+  TaskQueuesShape shape_;
   SharedMemory memory_;
   SharedMemory seqs_memory_;
   std::int64_t* seqs_;  // [num_envs] the number of each env's newest task; the parent writes it before it sends
   MemoryFile files_[2];
   std::vector<std::shared_ptr<BatchStore>> stores_;
-  Board board_;
+  SharedTaskQueues task_queues_;
   std::vector<bool> is_in_flight_;  // [num_envs]
   std::int64_t num_sent_ = 0;
   std::deque<Held> held_;

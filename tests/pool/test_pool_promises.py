@@ -182,7 +182,7 @@ def test_after_a_step_that_fails(backend, batch_size):
 def test_after_a_child_was_killed():
     with make("process") as pool:
         pool.reset(seed=0)
-        os.kill(pool._backend._board.pid(2), signal.SIGKILL)
+        os.kill(pool._backend._task_queues.pid(2), signal.SIGKILL)
         with pytest.raises(envfleet.ChildDied, match="a new process takes its place"):
             pool.step(acts())
         requires_recv(pool)

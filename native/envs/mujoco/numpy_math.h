@@ -23,7 +23,7 @@ auto numpy_sum(std::size_t size, const Term& term, std::size_t first = 0) -> dec
   if (size >= kLanes) {
     Float sums[kLanes] = {};
     for (; i + kLanes <= size; i += kLanes) {
-      for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += term(first + i + lane);
+      for (std::size_t channel = 0; channel < kLanes; ++channel) sums[channel] += term(first + i + channel);
     }
     sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }

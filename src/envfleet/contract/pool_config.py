@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from envfleet._native import core
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.settings import keep_plain_numbers
@@ -18,11 +18,7 @@ ObservationMode = Literal["same", "different"]
 OnEnvError = Literal["raise", "restart"]
 
 
-class Line(enum.IntEnum):
-    """Where results go: into batches with a row for each env, or into batches of the first that finish."""
-
-    FULL = 0
-    FIRST_READY = 1
+Line = core.Line  # which batches results go to: those with a row for each env, or those of the first that finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

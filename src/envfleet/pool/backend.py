@@ -12,9 +12,8 @@ from envfleet.contract.pool_config import Line
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
 
-# All of step() in one call: its five results; None if the actions need a closer look, and nothing was done; False if
-# the results do, and are to be received.
-StepAtOnce = Callable[[Any], tuple[Any, ...] | bool | None]
+# All of step() in one call: its five results; or None, and then Backend.is_step_pending says what to do.
+StepAtOnce = Callable[[Any], tuple[Any, ...] | None]
 
 
 class Backend(Protocol):
@@ -32,6 +31,10 @@ class Backend(Protocol):
 
         Raises UsageError, and nothing has changed, where envs of another library do not have this mode.
         """
+
+    @property
+    def is_step_pending(self) -> bool:
+        """After step_at_once() gave None: were the actions sent (receive the batch), or must send() look at them?"""
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """Start resetting `env_ids`. On the full line the other envs repeat their last observation."""

@@ -1,38 +1,68 @@
-"""Where the arrays of a batch lie in its buffer."""
+"""Columns: what an array of a batch is like. How a batch lays them out is said in native/engine/batch_layout.h."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from envfleet._native import core
+from envfleet.contract.spaces import SpaceTree
 
-Field = tuple[int, np.dtype[Any], tuple[int, ...]]  # offset, dtype, shape of one row
+Array = np.ndarray[Any, Any]
 Column = tuple[np.dtype[Any], tuple[int, ...]]  # dtype, shape of one row
 
 _ALIGNMENT = 64  # a cache line, so that no two arrays share one
-_FIXED_DTYPES = (np.int32, np.float64, np.bool_, np.bool_, np.uint8)  # as FixedField in batch_store.h
-NUM_FIXED = len(_FIXED_DTYPES)
 
 
-def batch_store(fd: int, num_rows: int, columns: Sequence[Column]) -> core.BatchStore:
-    """Batches with the fixed arrays and these columns, in a memory file, or private with fd = -1."""
-    fixed: list[Column] = [(np.dtype(dtype), ()) for dtype in _FIXED_DTYPES]
-    fields, end = place_columns(num_rows, [*fixed, *columns])
-    return core.BatchStore(fd, num_rows, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE, fields)
+class BatchArrays(Protocol):
+    """The arrays of a batch of B rows, by name: core.BatchArrays, or those of a backend that has no C++ side."""
+
+    @property
+    def env_ids(self) -> Array:
+        """[B] int32."""
+
+    @property
+    def rewards(self) -> Array:
+        """[B] float64."""
+
+    @property
+    def terminated(self) -> Array:
+        """[B] bool."""
+
+    @property
+    def truncated(self) -> Array:
+        """[B] bool."""
+
+    @property
+    def obs(self) -> Sequence[Array]:
+        """[B, *leaf.shape] for each leaf of the observation that is an array."""
+
+    @property
+    def final_obs(self) -> Sequence[Array]:
+        """Likewise; empty if the batch has no room for final observations."""
+
+    @property
+    def infos(self) -> Sequence[tuple[Array, Array]]:
+        """For each declared info: its values [B, ...], and the mask [B] of the rows that have it."""
+
+    @property
+    def final_infos(self) -> Sequence[tuple[Array, Array]]:
+        """Likewise, for final infos."""
 
 
-def place_columns(num_rows: int, columns: Sequence[Column]) -> tuple[list[Field], int]:
-    """Columns one behind the other, and where the last one ends."""
-    fields: list[Field] = []
-    end = 0
+def columns_of(tree: SpaceTree) -> list[Column]:
+    """The columns of the leaves that are arrays."""
+    return [(leaf.dtype, leaf.shape) for leaf in tree.leaves if leaf.dtype is not None]
+
+
+def column_offsets(num_rows: int, columns: Sequence[Column]) -> tuple[list[int], int]:
+    """Where columns begin that lie one behind the other, and where the last one ends."""
+    offsets, end = [], 0
     for dtype, shape in columns:
-        fields.append((end, dtype, shape))
+        offsets.append(end)
         end = aligned(end + num_rows * dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-    return fields, end
+    return offsets, end
 
 
 def aligned(num_bytes: int) -> int:

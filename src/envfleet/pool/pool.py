@@ -143,13 +143,13 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             PoolTimeout: No full batch after `timeout_s`. `recv()` goes on waiting for it.
         """
         if self._step_at_once is not None and env_id is None:
-            result: Any = self._step_at_once(actions)
-            if result.__class__ is tuple:
+            result: StepResult | None = self._step_at_once(actions)
+            if result is not None:
                 return result
-            if result is None:
-                self.send(actions)
-            else:
+            if self._backend.is_step_pending:
                 self._mark_sent(None)
+            else:
+                self.send(actions)
         else:
             if env_id is not None and self._was_reset:
                 self._require_batch(self._flight.num_in_flight + int(np.size(env_id)))
@@ -493,19 +493,19 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             seed = self._first_seed
         return seeds_of(seed, self.num_envs)
 
-    def _env_ids(self, env_id: ArrayLike) -> IntArray:
+    def _env_ids(self, env_id: ArrayLike, name: str = "env_id") -> IntArray:
         ids = np.asarray(env_id)
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-            raise UsageError(f"env_id must be a vector of env indices; got shape {ids.shape}, dtype {ids.dtype}")
+            raise UsageError(f"{name} must be a vector of env indices; got shape {ids.shape}, dtype {ids.dtype}")
         if ids.dtype != np.int32:
             ids = np.clip(ids, -1, self.num_envs)  # so that no number becomes another one
         env_ids: IntArray = np.ascontiguousarray(ids, dtype=np.int32)
         problem = self._flight.check(env_ids)
-        if problem == core.NO_SUCH_ENV:
-            raise UsageError(f"env_id must be between 0 and {self.num_envs - 1}; got {np.asarray(env_id).tolist()}")
-        if problem == core.NAMED_TWICE:
-            raise UsageError(f"env_id names an env twice: {env_ids.tolist()}")
-        if problem == core.BUSY:
+        if problem is core.SendProblem.NO_SUCH_ENV:
+            raise UsageError(f"{name} must be between 0 and {self.num_envs - 1}; got {np.asarray(env_id).tolist()}")
+        if problem is core.SendProblem.NAMED_TWICE:
+            raise UsageError(f"{name} names an env twice: {env_ids.tolist()}")
+        if problem is core.SendProblem.BUSY:
             busy = sorted(set(env_ids.tolist()) & set(self._flight.env_ids))
             raise EnvBusy(f"envs {busy} have results to come: receive them before sending again")
         return env_ids
@@ -515,7 +515,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._require_no_flight(what)
         if not isinstance(self._backend, SavesStates):
             raise UsageError("only native envs can be saved and restored; envfleet.registry() lists them")
-        ids = range(self.num_envs) if env_ids is None else self._env_ids(env_ids).tolist()
+        ids = range(self.num_envs) if env_ids is None else self._env_ids(env_ids, "env_ids").tolist()
         return self._backend, list(ids)
 
     def _require_no_flight(self, what: str) -> None:

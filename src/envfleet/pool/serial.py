@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.contract.arrays import IntArray
+from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Env, Transition
 from envfleet.contract.pool_config import Line, PoolConfig
@@ -18,6 +18,7 @@ from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import StepAtOnce
+from envfleet.pool.batch_layout import columns_of
 from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import ENV_ERRORS, Failure, GuardedEpisode
 from envfleet.pool.process.rows import Extras, RowWriter, action_reader, assemble_batch
@@ -33,6 +34,7 @@ class SerialBackend:
         """Build all envs."""
         self._config = config
         self.step_at_once: StepAtOnce | None = None
+        self.is_step_pending = False
         self._num_failures: Counter[int] = Counter()
         self._episodes: list[GuardedEpisode] = []
         built: list[Env] = []
@@ -106,7 +108,7 @@ class SerialBackend:
         if self._failures:
             raise self._failures.pop(0).to_exception()
         self._filling = None
-        return assemble_batch(self._obs_tree, filling.fixed, filling.columns, filling.final_columns, filling.extras)
+        return assemble_batch(self._obs_tree, filling, filling.extras)
 
     def drain(self, timeout_s: float) -> None:
         """See Backend."""
@@ -162,29 +164,27 @@ class SerialBackend:
 
 
 class _Filling:
-    """A batch of which some rows are written."""
+    """A batch of which some rows are written; see BatchArrays."""
 
     def __init__(self, tree: SpaceTree, num_rows: int) -> None:
-        leaves = [leaf for leaf in tree.leaves if leaf.dtype is not None]
-        self.columns = [np.zeros((num_rows, *leaf.shape), leaf.dtype) for leaf in leaves]
-        self.final_columns = [np.zeros((num_rows, *leaf.shape), leaf.dtype) for leaf in leaves]
-        self.fixed = (
-            np.zeros(num_rows, np.int32),
-            np.zeros(num_rows, np.float64),
-            np.zeros(num_rows, np.bool_),
-            np.zeros(num_rows, np.bool_),
-        )
+        self.env_ids: Array = np.zeros(num_rows, np.int32)
+        self.rewards: Array = np.zeros(num_rows, np.float64)
+        self.terminated: Array = np.zeros(num_rows, np.bool_)
+        self.truncated: Array = np.zeros(num_rows, np.bool_)
+        self.obs: list[Array] = [np.zeros((num_rows, *shape), dtype) for dtype, shape in columns_of(tree)]
+        self.final_obs: list[Array] = [np.zeros_like(column) for column in self.obs]
+        self.infos: list[tuple[Array, Array]] = []
+        self.final_infos: list[tuple[Array, Array]] = []
         self.extras: dict[int, Extras] = {}
         self.num_done = 0
 
     def write(self, row: int, env_id: int, episode: GuardedEpisode, transition: Transition, writer: RowWriter) -> None:
-        transition = writer.write(episode, transition, self.columns, self.final_columns, row)
+        transition = writer.write(episode, transition, self, row)
         extras = writer.extras(episode, transition)
-        env_ids, rewards, terminated, truncated = self.fixed
-        env_ids[row] = env_id
-        rewards[row] = transition.reward
-        terminated[row] = transition.terminated
-        truncated[row] = transition.truncated
+        self.env_ids[row] = env_id
+        self.rewards[row] = transition.reward
+        self.terminated[row] = transition.terminated
+        self.truncated[row] = transition.truncated
         if extras is not None:
             self.extras[row] = extras
         self.num_done += 1

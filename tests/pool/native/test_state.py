@@ -66,3 +66,13 @@ def test_what_does_not_fit_is_refused():
         pool.reset(seed=0)
         with pytest.raises(envfleet.UsageError, match="only native envs"):
             pool.get_state()
+
+
+@pytest.mark.parametrize("env_ids", [[5], [0, 0], [[0]]])
+def test_errors_name_the_argument_env_ids(env_ids):
+    with envfleet.make("CartPole-v1", 2, backend="native") as pool:
+        pool.reset(seed=0)
+        with pytest.raises(envfleet.UsageError, match=r"^env_ids "):
+            pool.get_state(env_ids)
+        with pytest.raises(envfleet.UsageError, match=r"^env_ids "):
+            pool.set_state(pool.get_state([0]), env_ids)

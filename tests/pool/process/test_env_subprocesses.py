@@ -46,7 +46,7 @@ def test_they_end_with_a_child_that_is_killed_and_no_others_do():
     with make() as pool:
         pool.reset(seed=0)
         first, second = pids_of(pool)
-        os.kill(pool._backend._board.pid(0), signal.SIGKILL)
+        os.kill(pool._backend._task_queues.pid(0), signal.SIGKILL)
         wait_until(all_gone(first), "those of the killed child have ended")
         with pytest.raises(envfleet.ChildDied):
             pool.step(NO_ACTS)
@@ -81,7 +81,7 @@ def test_a_daemon_that_is_a_fork_ends_with_its_child_and_no_other():
     with envfleet.make(ForkingEnv, 2, backend="process", num_workers=2) as pool:
         first, second = pool.call("daemon")
         assert is_running(first) and is_running(second)
-        os.kill(pool._backend._board.pid(0), signal.SIGKILL)
+        os.kill(pool._backend._task_queues.pid(0), signal.SIGKILL)
         wait_until(all_gone([first]), "that of the killed child has ended")
         assert is_running(second)
     wait_until(all_gone([second]), "all have ended")
@@ -103,14 +103,14 @@ def test_no_zombies_pile_up():
         spawner = pool._backend._resources.spawner._process.pid
         for _ in range(3):
             pool.reset(seed=0)
-        wait_until(lambda: descendants(spawner) == [pool._backend._board.pid(0)], "only the child is left")
+        wait_until(lambda: descendants(spawner) == [pool._backend._task_queues.pid(0)], "only the child is left")
 
 
 def test_they_end_when_the_nursery_is_killed():
     with make() as pool:
         pool.reset(seed=0)
         pids = [pid for pids in pids_of(pool) for pid in pids]
-        children = [pool._backend._board.pid(child) for child in range(2)]
+        children = [pool._backend._task_queues.pid(child) for child in range(2)]
         os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
         wait_until(all_gone(children), "the children died with the spawner")
         with pytest.raises(envfleet.ChildDied, match="spawner"):

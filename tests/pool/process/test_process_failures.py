@@ -29,9 +29,9 @@ def make(num_envs=4, **kwargs):
 
 
 def pids_of(pool):
-    board, children = pool._backend._board, range(pool._backend._shape.num_children)
-    wait_until(lambda: all(board.pid(child) for child in children), "all children have started")
-    return [board.pid(child) for child in children]
+    task_queues, children = pool._backend._task_queues, range(pool._backend._shape.num_children)
+    wait_until(lambda: all(task_queues.pid(child) for child in children), "all children have started")
+    return [task_queues.pid(child) for child in children]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_asynchronous_batches_survive_kills():
         assert num_lost >= 5
 
 
-def test_the_nursery_may_die_too():
+def test_the_spawner_may_die_too():
     with make() as pool:
         pool.reset(seed=0)
         pids = pids_of(pool)
@@ -134,6 +134,18 @@ def test_the_nursery_may_die_too():
         assert pool.recv()[3].all()
         pool.reset(seed=0)
         assert pool.step(acts(*[Act.GO_ON] * 4))[0][:, STEP].tolist() == [1, 1, 1, 1]
+
+
+def test_a_call_names_all_envs_that_were_lost_with_the_spawner():
+    with make(num_envs=6, num_workers=3, on_env_error="restart") as pool:
+        pool.reset(seed=0)
+        pids = pids_of(pool)
+        os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the spawner")
+        with pytest.raises(envfleet.ChildDied, match="envs 0 to 1, 2 to 3, 4 to 5 died before they could") as caught:
+            pool.get_attr("render_mode")
+        assert caught.value.env_ids == (0, 1, 2, 3, 4, 5)
+        assert len(pool.get_attr("render_mode")) == 6
 
 
 def test_a_hung_step_is_reported_with_its_stack_and_loses_nothing():
@@ -153,7 +165,7 @@ def test_a_failure_is_told_while_other_envs_still_work():
         pool.reset(seed=0)
         with pytest.raises(envfleet.EnvFailed):
             pool.step(acts(Act.RAISE, Act.GO_ON, Act.SLEEP, Act.GO_ON))
-        assert 2 in pool._backend._board.busy_env_ids()
+        assert 2 in pool._backend._task_queues.busy_env_ids()
         assert pool.recv()[3].tolist() == [True, False, False, False]
 
 
@@ -284,7 +296,7 @@ def test_a_first_child_that_is_told_to_go_on_and_to_stop_at_once_stops(tmp_path,
 
     def held(backend, deadline_s):  # until the second child has failed
         traits = begin(backend, deadline_s)
-        pid = backend._board.pid(0)
+        pid = backend._task_queues.pid(0)
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
         return traits

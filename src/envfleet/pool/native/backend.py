@@ -23,9 +23,9 @@ from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
 from envfleet.pool.backend import StepAtOnce
-from envfleet.pool.batch_layout import NUM_FIXED, Column, batch_store
+from envfleet.pool.batch_layout import Column, columns_of
 from envfleet.pool.guard import Failure
-from envfleet.pool.native.failures import Asked, NativeFailures
+from envfleet.pool.native.failures import Asked, NativeFailures, Place
 from envfleet.pool.native.registry import NativeChoice
 from envfleet.pool.native.spaces import gymnasium_space
 from envfleet.pool.process.cpus import usable_cpus
@@ -36,7 +36,6 @@ logger = logging.getLogger("envfleet.pool")
 HELP_WORTH_S = 60e-6  # wake helper threads for batches of at least this much work
 CLOSE_WAIT_S = 5.0  # for helper threads to finish the step they are in
 
-_AUTORESETS = {Autoreset.NEXT_STEP: 0, Autoreset.SAME_STEP: 1, Autoreset.DISABLED: 2}  # as in engine/episode.h
 _BUSINESS_OF_THE_POOL = ("reset", "step", "close")
 
 
@@ -64,7 +63,7 @@ class NativeBackend:
         self._pool = core.NativePool(
             model,
             self._stores(),
-            _AUTORESETS[config.autoreset],
+            core.Autoreset[config.autoreset.name],
             choice.max_episode_steps,
             num_threads,
             _helper_cpus(num_threads) if config.pin_workers else [],
@@ -85,11 +84,16 @@ class NativeBackend:
     @property
     def step_at_once(self) -> StepAtOnce | None:
         """See Backend. Not where a step has fewer rows than actions, or where failures are being counted."""
-        return self._pool.step if self._line is Line.FULL and not self._failures.any_counted else None
+        return self._pool.try_step if self._line is Line.FULL and not self._failures.any_counted else None
+
+    @property
+    def is_step_pending(self) -> bool:
+        """See Backend."""
+        return self._pool.is_step_pending
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """See Backend."""
-        self._pool.set_autoreset(_AUTORESETS[mode])
+        self._pool.set_autoreset(core.Autoreset[mode.name])
         self._failures.autoreset = mode
         return True
 
@@ -114,8 +118,7 @@ class NativeBackend:
         ]
         wrong = self._pool.send(env_ids, leaves, self._line)
         if wrong is not None:
-            leaf, row = wrong
-            self._action_tree.refuse_value(leaf, row, leaves[leaf][row], "actions")
+            self._action_tree.refuse_value(wrong.leaf, wrong.row, leaves[wrong.leaf][wrong.row], "actions")
 
     def repeat(self, env_ids: IntArray) -> None:
         """See Backend."""
@@ -127,13 +130,23 @@ class NativeBackend:
             received = self._pool.recv(line, timeout_s)
             if received is None:
                 raise self._timeout(f"no full batch after {timeout_s:g} s")
-            flags, obs, rewards, terminated, truncated, infos, env_ids, details = received
-            batch = StepBatch(env_ids, obs, rewards, terminated, truncated, infos)
-            if self._failures.any_counted:
-                self._forgive(batch, details)
-            if not flags:
+            batch = StepBatch(
+                received.env_ids,
+                received.obs,
+                received.rewards,
+                received.terminated,
+                received.truncated,
+                received.infos,
+            )
+            if not received.flags:
+                if self._failures.any_counted:
+                    self._forgive(batch.env_ids[batch.terminated | batch.truncated])
                 return batch
-            self._held = self._settle(batch, line, *details)
+            arrays = self._pool.arrays(line, received.buffer, batch.env_ids.base)
+            if self._failures.any_counted:
+                has_failed = (arrays.row_flags & core.RowFlag.FAILED) != 0
+                self._forgive(batch.env_ids[(batch.terminated | batch.truncated) & ~has_failed])
+            self._held = self._settle(batch, line, received.buffer, arrays)
         if self._unheard:
             raise self._unheard.pop(0).to_exception()
         held, self._held = self._held, None
@@ -162,8 +175,7 @@ class NativeBackend:
                 ).unwrapped
         answers = []
         for env_id in env_ids:
-            state, _, _ = self._pool.get_state(env_id)
-            twin.give_state(self._twin_env, state)
+            twin.give_state(self._twin_env, self._pool.get_state(env_id).state)
             try:
                 with twin.while_drawing(self._twin_env) if name == "render" else nullcontext():
                     answers.append(value_of(self._twin_env, name, args, kwargs))
@@ -189,13 +201,13 @@ class NativeBackend:
             generator = self._pool.generator(env_id)
             if generator is None:
                 raise NotReset("reset the envs before you save their states")
-            state, num_steps, has_ended = self._pool.get_state(env_id)
-            states.append(EnvState(self._choice.name, state, num_steps, has_ended, generator.state))
+            saved = self._pool.get_state(env_id)
+            states.append(EnvState(self._choice.name, saved.state, saved.num_steps, saved.has_ended, generator.state))
         return states
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
         """Put some envs back into saved states."""
-        size = len(self._pool.get_state(0)[0])
+        size = len(self._pool.get_state(0).state)
         for state in states:
             if state.env_name != self._choice.name or len(state.state) != size:
                 raise UsageError(f"this is the state of a {state.env_name}; the pool's envs are {self._choice.name}")
@@ -206,7 +218,7 @@ class NativeBackend:
         except ValueError as error:
             for env_id, own in zip(env_ids, before, strict=True):
                 with contextlib.suppress(ValueError):  # it was too long in its episode: nothing has changed it
-                    self._pool.set_state(env_id, *own)
+                    self._pool.set_state(env_id, own.state, own.num_steps, own.has_ended)
             raise UsageError(f"a state cannot be restored, so none was: {error}") from None
         for env_id, state in zip(env_ids, states, strict=True):
             generator = np.random.PCG64()
@@ -239,65 +251,56 @@ class NativeBackend:
         return -1 if env_id in self._restored else generator.seed_seq.entropy
 
     def _stores(self) -> list[core.BatchStore]:
-        obs: list[Column] = [(leaf.dtype, leaf.shape) for leaf in self._obs_tree.leaves if leaf.dtype is not None]
-        infos: list[Column] = []
-        for _, dtype, shape in self._choice.model.infos:
-            infos += [(np.dtype(dtype), shape), (np.dtype(np.bool_), ())]  # values, and which rows have them
-        times = 2 if self._config.has_finals else 1
+        obs = columns_of(self._obs_tree)
+        infos: list[Column] = [(np.dtype(dtype), shape) for _, dtype, shape in self._choice.model.infos]
+        has_final = self._config.has_finals
         sizes = [self._config.num_envs]
         if self._line is Line.FIRST_READY:
             sizes.append(self._config.rows)
-        return [batch_store(-1, num_rows, obs * times + infos * times) for num_rows in sizes]
+        return [core.BatchStore(-1, num_rows, obs, infos, has_final) for num_rows in sizes]
 
-    def _forgive(self, batch: StepBatch, details: tuple[int, tuple[Any, ...]] | None) -> None:
-        """An env that has finished an episode may fail again as often as a new one."""
-        ended = batch.terminated | batch.truncated
-        if details is not None:
-            ended &= (details[1][NUM_FIXED - 1] & core.FAILED) == 0
-        for env_id in batch.env_ids[ended].tolist():
+    def _forgive(self, env_ids: IntArray) -> None:
+        """Envs that have finished an episode may fail again as often as new ones."""
+        for env_id in env_ids.tolist():
             self._failures.forgive_failures(env_id)
 
-    def _settle(self, batch: StepBatch, line: Line, buffer: int, arrays: tuple[Any, ...]) -> StepBatch:
+    def _settle(self, batch: StepBatch, line: Line, buffer: int, arrays: core.BatchArrays) -> StepBatch:
         """See to failed rows and to final observations."""
-        num_obs = len(self._obs_tree.leaves)
-        row_flags = arrays[NUM_FIXED - 1]
-        columns = arrays[NUM_FIXED : NUM_FIXED + num_obs]
-        final_columns = arrays[NUM_FIXED + num_obs : NUM_FIXED + 2 * num_obs]
-        lease = row_flags.base
+        row_flags, lease = arrays.row_flags, arrays.row_flags.base
         infos: dict[int, Info] = {}  # of failed rows: C++ does not know them
         final_infos: dict[int, Info] = {}
-        for row in np.flatnonzero(row_flags & core.FAILED).tolist():
+        for row in np.flatnonzero(row_flags & core.RowFlag.FAILED).tolist():
             env_id = int(batch.env_ids[row])
-            last_obs = self._obs_tree.unflatten([column[row].copy() for column in columns])
+            last_obs = self._obs_tree.unflatten([column[row].copy() for column in arrays.obs])
             asked = Asked(self._seeds[env_id], self._reset_seeds[env_id], self._options)
-            transition, failure = self._failures.settle(env_id, (line, buffer, row), last_obs, asked)
+            transition, failure = self._failures.settle(env_id, Place(line, buffer, row), last_obs, asked)
             if failure is not None:
                 self._unheard.append(failure)
             batch.rewards[row] = transition.reward
             batch.terminated[row] = transition.terminated
             batch.truncated[row] = transition.truncated
-            self._write_obs(transition, columns, final_columns, row)
+            self._write_obs(transition, arrays, row)
             if transition.info:
                 infos[row] = transition.info
-            row_flags[row] = core.HAS_FINAL if transition.has_final else 0
+            row_flags[row] = core.RowFlag.HAS_FINAL if transition.has_final else 0
             if transition.final_info:
                 final_infos[row] = transition.final_info
         table = InfoTable(len(row_flags), self._pool.infos(line, buffer, lease, False))
         table.add_rows(infos)
-        final_rows = np.flatnonzero(row_flags & core.HAS_FINAL)
+        final_rows = np.flatnonzero(row_flags & core.RowFlag.HAS_FINAL)
         if len(final_rows):
             finals = InfoTable(len(row_flags), self._pool.infos(line, buffer, lease, True))
             finals.add_rows(final_infos)
-            final_obs = self._obs_tree.unflatten(final_columns)
+            final_obs = self._obs_tree.unflatten(arrays.final_obs)
             table.add_finals(final_rows, self._obs_tree.each_row(final_obs, final_rows.tolist()), finals)
         return batch._replace(infos=table.columns)
 
-    def _write_obs(self, transition: Transition, columns: Any, final_columns: Any, row: int) -> None:
+    def _write_obs(self, transition: Transition, arrays: core.BatchArrays, row: int) -> None:
         if transition.obs is not None:
-            for column, value in zip(columns, self._obs_tree.flatten(transition.obs), strict=True):
+            for column, value in zip(arrays.obs, self._obs_tree.flatten(transition.obs), strict=True):
                 column[row] = value
         if transition.has_final:
-            for column, value in zip(final_columns, self._obs_tree.flatten(transition.final_obs), strict=True):
+            for column, value in zip(arrays.final_obs, self._obs_tree.flatten(transition.final_obs), strict=True):
                 column[row] = value
 
     def _timeout(self, headline: str) -> PoolTimeout:

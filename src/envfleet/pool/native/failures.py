@@ -21,6 +21,14 @@ class Asked(NamedTuple):
     options: dict[str, Any] | None  # likewise
 
 
+class Place(NamedTuple):
+    """The row of an env in a batch that was received."""
+
+    line: core.Line
+    buffer: int
+    row: int
+
+
 class Settled(NamedTuple):
     """What came of a failure."""
 
@@ -31,10 +39,10 @@ class Settled(NamedTuple):
 class _FailedEnv:
     """A native env that has just failed, as GuardedEpisode sees it: the first call raises what C++ threw."""
 
-    def __init__(self, pool: core.NativePool, env_id: int, place: tuple[int, int, int], what: str) -> None:
+    def __init__(self, pool: core.NativePool, env_id: int, place: Place, what: str) -> None:
         self._pool = pool
         self._env_id = env_id
-        self._place = place  # line, buffer, row
+        self._place = place
         self._what: str | None = what
 
     def step(self, action: Any) -> Any:
@@ -45,7 +53,7 @@ class _FailedEnv:
         self._raise_once()
         if seed is not None:
             self._pool.set_generator(self._env_id, np.random.PCG64(seed), True)
-        self._pool.reset_into(self._env_id, options or {}, *self._place)
+        self._pool.reset_into(self._env_id, options or {}, self._place.line, self._place.buffer, self._place.row)
         return None, {}
 
     def rebuild(self) -> _FailedEnv:
@@ -80,8 +88,8 @@ class NativeFailures:
         self._max_restarts = max_restarts
         self._counts: Counter[int] = Counter()
 
-    def settle(self, env_id: int, place: tuple[int, int, int], last_obs: Any, asked: Asked) -> Settled:
-        """What the row of a failed env shows, and what the caller is told. `place` is line, buffer, row."""
+    def settle(self, env_id: int, place: Place, last_obs: Any, asked: Asked) -> Settled:
+        """What the row of a failed env shows, and what the caller is told."""
         during, what = self._pool.failure(env_id)
         env = _FailedEnv(self._pool, env_id, place, what)
         built = [env]
@@ -95,11 +103,11 @@ class NativeFailures:
             seed=asked.seed,
         )
         # With same-step autoreset the reset is part of a step that began with the episode under way.
-        was_ended = during == core.DURING_ENDED or (
-            during == core.DURING_AUTORESET and self.autoreset is Autoreset.NEXT_STEP
+        was_ended = during is core.During.ENDED or (
+            during is core.During.AUTORESET and self.autoreset is Autoreset.NEXT_STEP
         )
         guarded.take_over(last_obs, was_ended)
-        if during == core.DURING_RESET:
+        if during is core.During.RESET:
             transition = guarded.reset(asked.reset_seed, asked.options)
         else:
             transition = guarded.step(self._action(env_id))

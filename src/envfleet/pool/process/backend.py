@@ -30,7 +30,7 @@ from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Wind
 from envfleet.pool.process.resources import ProcessResources
 from envfleet.pool.process.rows import Extras, assemble_batch
 from envfleet.pool.process.shared_arrays import MemoryFiles, PoolShape, SharedArrays
-from envfleet.pool.process.spawner import KILL_WAIT_S, Signal, Spawn, Spawner, WatchBoard
+from envfleet.pool.process.spawner import KILL_WAIT_S, ReportExits, Signal, Spawn, Spawner
 from envfleet.pool.process.step_timing import StepTimes, advice
 from envfleet.pool.registrations import Registrations
 
@@ -39,7 +39,8 @@ logger = logging.getLogger("envfleet.pool")
 WAIT_SLICE_S = 0.2  # how often a wait looks whether the spawner still lives; all else wakes it at once
 STACK_WAIT_S = 1.0
 
-_OP_NAMES = {core.STEP: "in step()", core.RESET: "in reset()"}
+_READY, _NEWS = core.Waiting.READY, core.Waiting.NEWS
+_OP_NAMES = {core.Op.STEP: "in step()", core.Op.RESET: "in reset()"}
 
 
 class ProcessBackend:
@@ -51,11 +52,12 @@ class ProcessBackend:
         """Start the children and have them build the envs: env 0 first, which tells the spaces."""
         self._config = config
         self.step_at_once: StepAtOnce | None = None
+        self.is_step_pending = False
         self._builders = list(builders)
         self._registrations = Registrations.of_this_process()
         self._warnings: set[str] = set()  # that were logged
         self._files = MemoryFiles.create()
-        self._lane = ObjectChannel(self._files.objects)
+        self._channel = ObjectChannel(self._files.objects)
         self._windows = Windows(config.num_envs)
         self._resources = ProcessResources(self._files)
         self._finalizer = weakref.finalize(self, ProcessResources.shut, self._resources)
@@ -74,10 +76,10 @@ class ProcessBackend:
             SharedArrays.allocate(self._files, self._shape, self._action_tree)
             self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns)
             self._arrays.autoreset = config.autoreset
-            self._board = self._resources.board = self._arrays.board
-            self._board.let_parent_spin(self._shape.num_children < usable_cpus())
+            self._task_queues = self._resources.task_queues = self._arrays.task_queues
+            self._task_queues.let_parent_spin(self._shape.num_children < usable_cpus())
             self._num_requests[0] += 1
-            self._board.post_request(0)
+            self._task_queues.post_request(0)
             for child in range(1, self._shape.num_children):
                 self._spawn(child)
             for child in range(self._shape.num_children):
@@ -89,15 +91,13 @@ class ProcessBackend:
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
-        self._lane.put_code(Windows.options, options, "options")
+        self._channel.put_code(Windows.options, options, "options")
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
-            self._board.set_seed(env_id, seed)
+            self._task_queues.set_seed(env_id, seed)
         if line is Line.FULL and len(env_ids) < self._config.num_envs:
-            ops = np.full(self._config.num_envs, core.REPEAT)
-            ops[env_ids] = core.RESET
-            self._board.send(self._all_env_ids, ops.tolist(), line)
+            self._task_queues.send_reset_of_some(env_ids)
         else:
-            self._board.send(env_ids, core.RESET, line)
+            self._task_queues.send(env_ids, core.Op.RESET, line)
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
         """See Backend."""
@@ -109,44 +109,43 @@ class ProcessBackend:
         if self._action_tree.object_leaves:
             for row, env_id in enumerate(env_ids.tolist()):
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
-                self._lane.put_code(self._windows.action(env_id), objects, "actions")
-        self._board.send(env_ids, core.STEP, self._config.line)
+                self._channel.put_code(self._windows.action(env_id), objects, "actions")
+        self._task_queues.send(env_ids, core.Op.STEP, self._config.line)
 
     def repeat(self, env_ids: IntArray) -> None:
         """See Backend."""
-        self._board.send(env_ids, core.REPEAT, Line.FULL)
+        self._task_queues.send(env_ids, core.Op.REPEAT, Line.FULL)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend."""
         deadline_s = time.monotonic() + timeout_s
-        while (waited := self._board.wait_full(line, self._slice_s(deadline_s))) != core.READY:
+        while (waited := self._task_queues.wait_full(line, self._slice_s(deadline_s))) is not _READY:
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
                 raise self._timeout(f"no full batch after {timeout_s:g} s")
         if self._awaits_step_times:
             self._hear_of_step_times()
-        flags, arrays = self._board.take(line)
-        columns, final_columns = self._arrays.split(arrays)
+        flags, arrays = self._task_queues.take(line)
         if flags == 0 and self._obs_tree.is_one_array:  # the common case, for which the caller waits
-            infos = self._info_columns.read(columns[1:], len(arrays[0])).columns
-            return StepBatch(arrays[0], columns[0], arrays[1], arrays[2], arrays[3], infos)
-        extras = self._extras(arrays[0], arrays[4]) if flags else {}
-        return assemble_batch(self._obs_tree, arrays[:4], columns, final_columns, extras, self._info_columns)
+            infos = self._info_columns.read(arrays.infos, len(arrays.env_ids)).columns
+            return StepBatch(arrays.env_ids, arrays.obs[0], arrays.rewards, arrays.terminated, arrays.truncated, infos)
+        extras = self._extras(arrays.env_ids, arrays.row_flags) if flags else {}
+        return assemble_batch(self._obs_tree, arrays, extras, self._info_columns)
 
     def drain(self, timeout_s: float) -> None:
         """See Backend. Failures of envs that nobody waits for any more are only logged."""
         deadline_s = time.monotonic() + timeout_s
         pause_s = 0.0001
-        while self._board.busy_env_ids():
+        while self._task_queues.busy_env_ids():
             try:
-                self._after_wait(core.NEWS)
+                self._after_wait(_NEWS)
             except (EnvFailed, StepOnEndedEpisode) as error:
                 logger.warning("before the reset: %s", str(error))
             if time.monotonic() >= deadline_s:
                 raise self._timeout(f"envs still at work after {timeout_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.01)
-        self._board.abandon()
+        self._task_queues.abandon()
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """See Backend."""
@@ -157,7 +156,7 @@ class ProcessBackend:
         """See Backend."""
         by_child: list[dict[int, Any]] = [{} for _ in range(self._shape.num_children)]
         for env_id, value in zip(env_ids, values, strict=True):
-            by_child[self._board.child_of(env_id)][env_id] = value
+            by_child[self._task_queues.child_of(env_id)][env_id] = value
         self._request([process_child.SetAttr(name, each) for each in by_child], f"set {name!r}")
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
@@ -186,42 +185,42 @@ class ProcessBackend:
 
     def _begin_with_first(self, deadline_s: float) -> EnvTraits:
         """Start the first child. It builds env 0, says what that is like, and waits for the arrays."""
-        SharedArrays.allocate_board(self._files, self._shape)
-        board = self._board = SharedArrays.board_alone(self._files, self._shape)
-        board.clear()
+        SharedArrays.allocate_task_queues(self._files, self._shape)
+        task_queues = self._task_queues = SharedArrays.task_queues_alone(self._files, self._shape)
+        task_queues.clear()
         self._resources.spawner.tell(self._watch())
         self._resources.num_children = self._shape.num_children
         self._spawn(0, is_first=True)
-        while board.wait_replies(0, 1, self._slice_s(deadline_s)) != core.READY:
+        while task_queues.wait_replies(0, 1, self._slice_s(deadline_s)) is not _READY:
             if not self._resources.spawner.is_alive:
                 raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
-            for _, status in board.take_exits():
+            for _, status in task_queues.take_exits():
                 raise self._why_not_built(_death(status))
             if time.monotonic() >= deadline_s:
-                stack = "" if board.pid(0) is None else f"\n{self._stack_of(0)}"
+                stack = "" if task_queues.pid(0) is None else f"\n{self._stack_of(0)}"
                 raise PoolTimeout(
                     f"the first env was not built after start_timeout_s={self._config.start_timeout_s:g} s; "
                     f"if it takes that long, pass a larger start_timeout_s{stack}"
                 )
-        self._resources.board = board  # from here on an env is there to be closed
-        traits: EnvTraits = self._lane.get(Windows.traits)
+        self._resources.task_queues = task_queues  # from here on an env is there to be closed
+        traits: EnvTraits = self._channel.get(Windows.traits)
         return traits
 
     def _why_not_built(self, how: str) -> Exception:
         """The first child died before env 0 was there."""
         if how == _BUILD_FAILED_TEXT:
-            failure: Failure = self._lane.get(self._windows.reply(0))
+            failure: Failure = self._channel.get(self._windows.reply(0))
             return failure.to_exception("cannot be built:")
         return ChildDied(f"the process that built the first env {how}", env_id=0, env_ids=[0])
 
-    def _watch(self) -> WatchBoard:
+    def _watch(self) -> ReportExits:
         shape = self._shape
-        return WatchBoard(self._files.board, shape.num_envs, shape.num_children, shape.batch_size)
+        return ReportExits(self._files.task_queues, shape.num_envs, shape.num_children, shape.batch_size)
 
     def _spawn(
         self, child: int, *, is_first: bool = False, lost_because: str | None = None, delay_s: float = 0.0
     ) -> None:
-        first, end = self._board.first_env(child), self._board.first_env(child + 1)
+        first, end = self._task_queues.first_env(child), self._task_queues.first_env(child + 1)
         start = process_child.Start(
             builders=self._builders[first:end],
             registrations=self._registrations,
@@ -232,7 +231,7 @@ class ProcessBackend:
             lost_because=lost_because,
             delay_s=delay_s,
         )
-        self._lane.put_code(self._windows.request(child), start)
+        self._channel.put_code(self._windows.request(child), start)
         self._resources.spawner.tell(Spawn(child, process_child.run, (self._files, self._shape)))
 
     # -- waiting --
@@ -240,21 +239,21 @@ class ProcessBackend:
     def _slice_s(self, deadline_s: float) -> float:
         return max(0.0, min(WAIT_SLICE_S, deadline_s - time.monotonic()))
 
-    def _after_wait(self, waited: int) -> None:
+    def _after_wait(self, waited: core.Waiting) -> None:
         """Nothing came: see to children that died, and raise what the caller has not heard of yet."""
         if not self._resources.spawner.is_alive:
-            self._replace_nursery()
-        if waited != core.NEWS:
+            self._replace_spawner()
+        if waited is not _NEWS:
             return
-        deaths = [self._replace_child(child, _death(status)) for child, status in self._board.take_exits()]
+        deaths = [self._replace_child(child, _death(status)) for child, status in self._task_queues.take_exits()]
         if error := next((error for error in deaths if error is not None), None):
             raise error
-        if (env_id := self._board.next_failed_env()) is not None:
+        if (env_id := self._task_queues.next_failed_env()) is not None:
             raise self._failure_of(env_id).to_exception()
 
     def _failure_of(self, env_id: int) -> Failure:
         try:
-            extras = Extras(*self._lane.get(self._windows.result(env_id)))
+            extras = Extras(*self._channel.get(self._windows.result(env_id)))
         except FileClosed:
             raise
         except Exception as error:  # its info, for example, is of a class that this process does not have
@@ -265,10 +264,10 @@ class ProcessBackend:
 
     def _hear_of_step_times(self) -> None:
         """Once the first child knows how its envs spend their time: advise more processes if they mostly wait."""
-        if self._lane.is_empty(Windows.step_times):
+        if self._channel.is_empty(Windows.step_times):
             return
         self._awaits_step_times = False
-        times: StepTimes = self._lane.get(Windows.step_times)
+        times: StepTimes = self._channel.get(Windows.step_times)
         if text := advice(times, self._shape.num_children, self._shape.num_envs, usable_cpus()):
             logger.warning(text)
         else:
@@ -276,14 +275,14 @@ class ProcessBackend:
 
     def _extras(self, env_ids: Array, row_flags: Array) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
-        for row in np.flatnonzero(row_flags & core.HAS_OBJECTS).tolist():
-            has_final = bool(row_flags[row] & core.HAS_FINAL)
+        for row in np.flatnonzero(row_flags & core.RowFlag.HAS_OBJECTS).tolist():
+            has_final = bool(row_flags[row] & core.RowFlag.HAS_FINAL)
             extras[row] = self._extras_of(int(env_ids[row]), has_final)
         return extras
 
     def _extras_of(self, env_id: int, has_final: bool) -> Extras:
         try:
-            extras = Extras(*self._lane.get(self._windows.result(env_id)))
+            extras = Extras(*self._channel.get(self._windows.result(env_id)))
         except FileClosed:
             raise
         except Exception as error:  # the row must not be lost for it
@@ -303,37 +302,47 @@ class ProcessBackend:
         deadline_s = time.monotonic() + self._config.timeout_s
         self._wait_for_idle(deadline_s)
         for child, request in enumerate(requests):
-            self._lane.put_code(self._windows.request(child), request)
+            self._channel.put_code(self._windows.request(child), request)
             self._num_requests[child] += 1
-            self._board.post_request(child)
+            self._task_queues.post_request(child)
         expected = list(self._num_requests)  # a child that takes another's place begins to count anew
         replies: list[Any] = []
         for child in range(self._shape.num_children):
             self._wait_replies(child, deadline_s, what, "timeout_s")
-            if self._num_requests[child] != expected[child]:
-                first, end = self._board.first_env(child), self._board.first_env(child + 1)
-                raise ChildDied(
-                    f"the process of envs {first} to {end - 1} died before it could {what}; a new one takes its place",
-                    env_id=first,
-                    env_ids=range(first, end),
-                )
-            replies.append(self._lane.get(self._windows.reply(child)))
+            lost = [each for each, number in enumerate(expected) if self._num_requests[each] != number]
+            if lost:
+                raise self._died_before_reply(lost, what)
+            replies.append(self._channel.get(self._windows.reply(child)))
         for reply in replies:
             if isinstance(reply, Failure):
                 raise reply.to_exception()
         return [value for reply in replies for value in reply]
 
+    def _died_before_reply(self, children: list[int], what: str) -> ChildDied:
+        ranges = [
+            range(self._task_queues.first_env(child), self._task_queues.first_env(child + 1)) for child in children
+        ]
+        envs = ", ".join(f"{each.start} to {each.stop - 1}" for each in ranges)
+        if len(children) == 1:
+            text = f"the process of envs {envs} died before it could {what}; a new one takes its place"
+        else:
+            text = f"the processes of envs {envs} died before they could {what}; new ones take their place"
+        env_ids = [env_id for each in ranges for env_id in each]
+        return ChildDied(text, env_id=env_ids[0], env_ids=env_ids)
+
     def _wait_for_idle(self, deadline_s: float) -> None:
         """Until no child has a request: an earlier call may have timed out, a new child may still build its envs."""
         children = range(self._shape.num_children)
-        while any(self._board.wait_replies(each, self._num_requests[each], 0.0) != core.READY for each in children):
+        while any(
+            self._task_queues.wait_replies(each, self._num_requests[each], 0.0) is not _READY for each in children
+        ):
             for child in children:
                 self._wait_replies(child, deadline_s, "answer an earlier call", "timeout_s")
 
     def _wait_replies(self, child: int, deadline_s: float, what: str, setting: str) -> None:
         while True:
-            waited = self._board.wait_replies(child, self._num_requests[child], self._slice_s(deadline_s))
-            if waited == core.READY:
+            waited = self._task_queues.wait_replies(child, self._num_requests[child], self._slice_s(deadline_s))
+            if waited is _READY:
                 return
             self._after_wait(waited)
             if time.monotonic() >= deadline_s:
@@ -344,20 +353,21 @@ class ProcessBackend:
 
     def _replace_child(self, child: int, how: str) -> Exception | None:
         """Start another child in place of a dead one; returns what the caller must hear of it."""
-        env_id, op, _ = self._board.doing(child)
-        first, end = self._board.first_env(child), self._board.first_env(child + 1)
-        culprit = env_id if env_id >= 0 else first
+        doing = self._task_queues.doing(child)
+        first, end = self._task_queues.first_env(child), self._task_queues.first_env(child + 1)
+        culprit = first if doing.env_id is None else doing.env_id
         has_reply = how in (_BUILD_FAILED_TEXT, _BROKE_DOWN_TEXT)
-        reply = self._lane.get(self._windows.reply(child)) if has_reply else None
-        doing = f" while env {env_id} was {_OP_NAMES[op]}" if op in _OP_NAMES and env_id >= 0 else ""
-        name = f"process {pid}, which ran" if (pid := self._board.pid(child)) else "the new process of"
-        reason = f"{name} envs {first} to {end - 1}, {how}{doing}"
+        reply = self._channel.get(self._windows.reply(child)) if has_reply else None
+        is_in_env = doing.env_id is not None and doing.op in _OP_NAMES
+        during = f" while env {doing.env_id} was {_OP_NAMES[doing.op]}" if is_in_env else ""
+        name = f"process {pid}, which ran" if (pid := self._task_queues.pid(child)) else "the new process of"
+        reason = f"{name} envs {first} to {end - 1}, {how}{during}"
         child_traceback = ""
         if isinstance(reply, Failure) and how == _BROKE_DOWN_TEXT:
             reason, child_traceback = f"{reason}: {reply.error}", reply.traceback
-        self._board.recover(child)
+        self._task_queues.recover(child)
         self._num_requests[child] = 1
-        num_failures = self._board.add_failure(culprit)
+        num_failures = self._task_queues.add_failure(culprit)
         is_last = self._config.env_restarts is None or num_failures > self._config.env_restarts
         if self._has_begun or not is_last:  # or there will be no pool whose envs another child could build
             self._spawn(child, lost_because=reason, delay_s=backoff_s(num_failures))
@@ -373,16 +383,16 @@ class ProcessBackend:
             child_traceback=child_traceback,
         )
 
-    def _replace_nursery(self) -> None:
+    def _replace_spawner(self) -> None:
         logger.warning("the spawner process died, and all children with it; they are started anew")
         self._resources.spawner.close()
-        pids = [pid for child in range(self._shape.num_children) if (pid := self._board.pid(child))]
+        pids = [pid for child in range(self._shape.num_children) if (pid := self._task_queues.pid(child))]
         deadline_s = time.monotonic() + KILL_WAIT_S
         while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline_s:
             time.sleep(0.001)  # the kernel is killing them; none may write any more when its place is cleared
         self._resources.spawner = Spawner(self._files.all())
         self._resources.spawner.tell(self._watch())
-        self._board.take_exits()
+        self._task_queues.take_exits()
         how = "died with its spawner process"
         errors = [self._replace_child(child, how) for child in range(self._shape.num_children)]
         if error := next((error for error in errors if isinstance(error, ChildDied)), None):
@@ -394,19 +404,23 @@ class ProcessBackend:
             )
 
     def _timeout(self, headline: str) -> PoolTimeout:
-        busy = self._board.busy_env_ids()
+        busy = self._task_queues.busy_env_ids()
         lines = [f"{headline}; still at work: envs {busy}"]
         hung: list[int] = []
-        for child in sorted({self._board.child_of(env_id) for env_id in busy}):
-            env_id, op, for_s = self._board.doing(child)
-            hung += [env_id] if env_id >= 0 else []
-            waiting = [each for each in busy if self._board.child_of(each) == child and each != env_id]
-            if self._board.wait_replies(child, 1, 0.0) != core.READY:  # a child's first reply: its envs are built
+        for child in sorted({self._task_queues.child_of(env_id) for env_id in busy}):
+            env_id, op, for_s = self._task_queues.doing(child)
+            hung += [] if env_id is None else [env_id]
+            waiting = [each for each in busy if self._task_queues.child_of(each) == child and each != env_id]
+            if self._task_queues.wait_replies(child, 1, 0.0) is not _READY:  # a child's first reply: its envs are built
                 lines.append(f"{self._name_of(child)} is building its envs; envs that wait for that: {waiting}")
             else:
-                state = f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s" if env_id >= 0 else "idle"
+                state = (
+                    f"env {env_id} is {_OP_NAMES.get(op, 'at work')} for {for_s:.1f} s"
+                    if env_id is not None
+                    else "idle"
+                )
                 lines.append(f"{self._name_of(child)}: {state}; envs that wait behind it: {waiting}")
-            if self._board.pid(child):
+            if self._task_queues.pid(child):
                 lines.append(self._stack_of(child))
         return PoolTimeout("\n".join(lines), env_ids=hung)
 
@@ -426,8 +440,8 @@ class ProcessBackend:
 
     def _name_of(self, child: int) -> str:
         """Its pid, if it has started: one that takes another's place may have to wait first."""
-        pid = self._board.pid(child)
-        first, end = self._board.first_env(child), self._board.first_env(child + 1)
+        pid = self._task_queues.pid(child)
+        first, end = self._task_queues.first_env(child), self._task_queues.first_env(child + 1)
         return f"process {pid}" if pid else f"the new process of envs {first} to {end - 1}"
 
 

@@ -61,7 +61,7 @@ Request = Call | SetAttr
 
 
 class Start(NamedTuple):
-    """A child's first request. It lies in the object lane, so that the spawner never runs the user's code."""
+    """A child's first request. It lies in the object channel, so that the spawner never runs the user's code."""
 
     builders: list[EnvBuilder]
     registrations: Registrations
@@ -77,25 +77,25 @@ def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
     """A child's process: build its envs, then do tasks until told to stop."""
     tolerate_full_disk()
     faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True, chain=False)
-    lane = ObjectChannel(files.objects)
+    channel = ObjectChannel(files.objects)
     windows = Windows(shape.num_envs)
-    env_id = child * shape.num_envs // shape.num_children  # its first env, as the board has it
+    env_id = child * shape.num_envs // shape.num_children  # its first env, as SharedTaskQueues has it
     try:
-        start: Start = lane.get(windows.request(child))
-        process = ChildProcess.begin(child, files, shape, start, lane, windows)
+        start: Start = channel.get(windows.request(child))
+        process = ChildProcess.begin(child, files, shape, start, channel, windows)
     except BaseException as error:  # no Ctrl-C reaches this process: the env has raised it
         failure = error.failure if isinstance(error, _BuildFailed) else Failure.of(env_id, error)
-        lane.put(windows.reply(child), failure)
+        channel.put(windows.reply(child), failure)
         sys.exit(BUILD_FAILED)
     if process is None:
         return
-    process.board.reply()
+    process.task_queues.reply()
     try:
         process.loop()
     except BaseException as error:
         with contextlib.suppress(OSError):
-            lane.reopen(os.getppid())
-            lane.put(windows.reply(child), Failure.of(-1, error))
+            channel.reopen(os.getppid())
+            channel.put(windows.reply(child), Failure.of(-1, error))
             sys.exit(BROKE_DOWN)
         raise
 
@@ -105,7 +105,7 @@ class ChildProcess:
 
     @classmethod
     def begin(
-        cls, child: int, files: MemoryFiles, shape: PoolShape, start: Start, lane: ObjectChannel, windows: Windows
+        cls, child: int, files: MemoryFiles, shape: PoolShape, start: Start, channel: ObjectChannel, windows: Windows
     ) -> ChildProcess | None:
         """Build the envs. None: the parent said that it needs none, once it knew their spaces."""
         time.sleep(start.delay_s)
@@ -115,17 +115,17 @@ class ChildProcess:
         builds: list[Callable[[], Any]] = [partial(_build, build, specs) for build in start.builders]
         traits = start.traits
         if traits is None:
-            board = SharedArrays.board_alone(files, shape)
-            board.start_child(child)
+            task_queues = SharedArrays.task_queues_alone(files, shape)
+            task_queues.start_child(child)
             env = builds[0]()
             traits = traits_of(env)
-            lane.put(Windows.traits, traits)
-            if not _may_go_on(board):
+            channel.put(Windows.traits, traits)
+            if not _may_go_on(task_queues):
                 with contextlib.suppress(BaseException):
                     env.close()
                 return None
             builds[0] = partial(take_or_build, [env], builds[0])
-        return cls(child, files, shape, start, traits, builds, lane, windows)
+        return cls(child, files, shape, start, traits, builds, channel, windows)
 
     def __init__(
         self,
@@ -135,24 +135,25 @@ class ChildProcess:
         start: Start,
         traits: EnvTraits,
         builds: Sequence[Callable[[], Any]],
-        lane: ObjectChannel,
+        channel: ObjectChannel,
         windows: Windows,
     ) -> None:
         """Build those envs that are not built yet, all with the spaces of `traits`."""
         obs_tree = SpaceTree(traits.observation_space)
         self._child = child
-        self._lane = lane
+        self._channel = channel
         self._windows = windows
         self._action_tree = SpaceTree(traits.action_space)
         info_columns = InfoColumns(traits.info_columns)
         self._arrays = SharedArrays(files, shape, obs_tree, self._action_tree, info_columns)
         self._writer = RowWriter(obs_tree, info_columns)
-        self._known_columns: dict[tuple[int, int], Any] = {}  # by line and buffer: columns, final columns
-        self._columns: Any = None  # of the buffer written last
-        self._line = self._buffer = -1
+        self._known_arrays: dict[tuple[core.Line, int], core.BatchArrays] = {}  # by line and buffer
+        self._line: core.Line | None = None  # of the row written last
+        self._buffer = -1  # likewise
+        self._batch_arrays: Any = None  # of that buffer
         self._step_times = StepTimes() if start.times_steps else None
-        self.board = self._arrays.board
-        self.board.start_child(child)
+        self.task_queues = self._arrays.task_queues
+        self.task_queues.start_child(child)
         self._autoreset_code = self._arrays.autoreset_code[0]
         self._episodes: dict[int, GuardedEpisode] = {}
         check_obs = ObservationCheck(obs_tree).check
@@ -163,12 +164,12 @@ class ChildProcess:
                     build,
                     self._arrays.autoreset,
                     obs_tree.empty(np.zeros),
-                    self.board,
+                    self.task_queues,
                     max_restarts=start.config.env_restarts,
                     check_obs=check_obs,
                     env_errors=(BaseException,),  # no Ctrl-C reaches this process: the env has raised it
                     lost_because=start.lost_because,
-                    seed=None if start.lost_because is None else self.board.seed(env_id),
+                    seed=None if start.lost_because is None else self.task_queues.seed(env_id),
                 )
                 self._episodes[env_id] = episode
                 require_same_spaces(traits, episode.env, env_id, start.config.observation_mode)
@@ -178,17 +179,19 @@ class ChildProcess:
 
     def loop(self) -> None:
         """Do tasks until told to stop."""
-        next_task, finish, autoreset_code = self.board.next_task, self._finish, self._arrays.autoreset_code
+        next_task, finish = self.task_queues.next_task, self._finish
+        autoreset_code = self._arrays.autoreset_code
         read_action: Callable[[int], Any] = self._read_action
         if not self._action_tree.object_leaves:
             read_action = action_reader(self._action_tree, self._arrays.action_columns)
+        step_op, reset_op, repeat_op, request_op = core.Op.STEP, core.Op.RESET, core.Op.REPEAT, core.Op.REQUEST
         while True:
             task = next_task(IDLE_WAIT_S)
             if task is None:
                 continue
             op, env_id, line = task
             episodes = self._episodes if autoreset_code[0] == self._autoreset_code else self._switch_autoreset()
-            if op == core.STEP:
+            if op is step_op:
                 episode = episodes[env_id]
                 step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
                 try:
@@ -197,11 +200,11 @@ class ChildProcess:
                     finish(env_id, line, episode, episode.cannot_begin(error.reason))
                 else:
                     finish(env_id, line, episode, step(action))
-            elif op == core.RESET:
+            elif op is reset_op:
                 finish(env_id, line, episodes[env_id], self._reset(env_id))
-            elif op == core.REPEAT:
+            elif op is repeat_op:
                 finish(env_id, line, episodes[env_id], episodes[env_id].repeat())
-            elif op == core.REQUEST:
+            elif op is request_op:
                 self._take_request()
             else:
                 break
@@ -219,12 +222,12 @@ class ChildProcess:
             options = self._read(Windows.options)
         except _Unreadable as error:
             return self._episodes[env_id].cannot_begin(error.reason)
-        return self._episodes[env_id].reset(self.board.seed(env_id), options)
+        return self._episodes[env_id].reset(self.task_queues.seed(env_id), options)
 
     def _read(self, window: int) -> Any:
         """What the caller sent. To unpickle it runs code of the caller's, which may raise anything."""
         try:
-            return self._lane.get(window)
+            return self._channel.get(window)
         except FileClosed:
             raise
         except BaseException as error:
@@ -240,31 +243,30 @@ class ChildProcess:
         assert self._step_times is not None
         transition = self._step_times.timed(partial(step, action))
         if self._step_times.are_enough:
-            self._lane.put(Windows.step_times, self._step_times)
+            self._channel.put(Windows.step_times, self._step_times)
             self._step_times = None
         return transition
 
     def _read_action(self, env_id: int) -> Any:
-        """An action with parts that are no arrays: those lie in the object lane."""
+        """An action with parts that are no arrays: those lie in the object channel."""
         objects = iter(self._read(self._windows.action(env_id)))
         columns = [{env_id: next(objects)} if column is None else column for column in self._arrays.action_columns]
         return action_reader(self._action_tree, columns)(env_id)
 
-    def _finish(self, env_id: int, line: int, episode: GuardedEpisode, transition: Transition) -> None:
+    def _finish(self, env_id: int, line: core.Line, episode: GuardedEpisode, transition: Transition) -> None:
         # Before a row is taken: what is slow to pickle must not hold a batch up that others could fill.
         flags, transition = self._put_extras(env_id, episode, transition)
-        buffer, row = self.board.claim(env_id, line)
-        if buffer != self._buffer or line != self._line:
+        buffer, row = self.task_queues.claim(env_id, line)
+        if buffer != self._buffer or line is not self._line:
             self._buffer, self._line = buffer, line
-            self._columns = self._columns_of(line, buffer)
-        columns, final_columns = self._columns
-        written = self._writer.write(episode, transition, columns, final_columns, row)
+            self._batch_arrays = self._arrays_of(line, buffer)
+        written = self._writer.write(episode, transition, self._batch_arrays, row)
         if written is not transition:
             flags, transition = self._put_extras(env_id, episode, written)
-        self.board.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
+        self.task_queues.complete(env_id, transition.reward, transition.terminated, transition.truncated, flags)
 
     def _put_extras(self, env_id: int, episode: GuardedEpisode, transition: Transition) -> tuple[int, Transition]:
-        """Put what is no array into the object lane; returns the row's flags, and the transition to write.
+        """Put what is no array into the object channel; returns the row's flags, and the transition to write.
 
         That is another one where an observation has parts that cannot be pickled: its env has failed.
         """
@@ -280,19 +282,19 @@ class ChildProcess:
             except Exception as error:
                 transition = next(remedies)(error)
             else:
-                has_final = core.HAS_FINAL if transition.has_final else 0
-                failed = 0 if extras.failure is None else core.FAILED
-                return core.HAS_OBJECTS | has_final | failed, transition
+                has_final = core.RowFlag.HAS_FINAL if transition.has_final else 0
+                failed = 0 if extras.failure is None else core.RowFlag.FAILED
+                return core.RowFlag.HAS_OBJECTS | has_final | failed, transition
 
     def _put(self, window: int, extras: Extras) -> None:
         try:
-            self._lane.put(window, tuple(extras))  # not the named tuple: its class would be looked up for each row
+            self._channel.put(window, tuple(extras))  # not the named tuple: its class would be looked up for each row
         except FileClosed:
             raise
         except Exception:
             info, left_out = picklable_part(extras.info, "info")
             final_info, more = picklable_part(extras.final_info or {}, "final_info")
-            self._lane.put(
+            self._channel.put(
                 window,
                 tuple(
                     extras._replace(
@@ -303,12 +305,12 @@ class ChildProcess:
                 ),
             )
 
-    def _columns_of(self, line: int, buffer: int) -> Any:
-        columns = self._known_columns.get((line, buffer))
-        if columns is None:
-            self._lane.require_file()  # the batches' files have gone the same way as the lane's
-            columns = self._known_columns[line, buffer] = self._arrays.split(self._arrays.stores[line].arrays(buffer))
-        return columns
+    def _arrays_of(self, line: core.Line, buffer: int) -> core.BatchArrays:
+        arrays = self._known_arrays.get((line, buffer))
+        if arrays is None:
+            self._channel.require_file()  # the batches' files have gone the same way as the channel's
+            arrays = self._known_arrays[line, buffer] = self._arrays.stores[line].arrays(buffer)
+        return arrays
 
     def _take_request(self) -> None:
         try:
@@ -338,8 +340,8 @@ class ChildProcess:
             self._reply(Failure.of(env_id if env_id >= 0 else next(iter(self._episodes)), error))
 
     def _reply(self, reply: list[Any] | Failure) -> None:
-        self._lane.put(self._windows.reply(self._child), reply)
-        self.board.reply()
+        self._channel.put(self._windows.reply(self._child), reply)
+        self.task_queues.reply()
 
 
 def _build(build: EnvBuilder, specs: dict[str, GymnasiumSpec]) -> gymnasium.Env[Any, Any]:
@@ -347,14 +349,14 @@ def _build(build: EnvBuilder, specs: dict[str, GymnasiumSpec]) -> gymnasium.Env[
     return build()
 
 
-def _may_go_on(board: core.Board) -> bool:
+def _may_go_on(task_queues: core.SharedTaskQueues) -> bool:
     """Say that env 0 is built, and wait until the parent has laid out the arrays, or tells this child to stop."""
-    board.reply()
-    while (task := board.next_task(IDLE_WAIT_S)) is None:
+    task_queues.reply()
+    while (task := task_queues.next_task(IDLE_WAIT_S)) is None:
         pass
-    if task[0] == core.REQUEST:
-        task = board.next_task(0.0) or task  # the parent may have given up since
-    return bool(task[0] == core.REQUEST)
+    if task.op is core.Op.REQUEST:
+        task = task_queues.next_task(0.0) or task  # the parent may have given up since
+    return task.op is core.Op.REQUEST
 
 
 def _can_be_pickled(value: Any) -> bool:

@@ -25,7 +25,7 @@ class InfoColumns:
         self._order = tuple(dtypes)
         self.layout: list[Column] = []
         for dtype in dtypes.values():
-            self.layout += [(np.dtype(dtype), ()), (np.dtype(np.bool_), ())]
+            self.layout.append((np.dtype(dtype), ()))
 
     def rest_of(self, info: dict[str, Any]) -> dict[str, Any]:
         """The part of an info that was not declared, which travels as an object."""
@@ -33,9 +33,9 @@ class InfoColumns:
             return {}
         return {name: value for name, value in info.items() if name not in self._names} if self._names else info
 
-    def write(self, info: Mapping[str, Any], columns: Sequence[Array], row: int) -> None:
+    def write(self, info: Mapping[str, Any], columns: Sequence[tuple[Array, Array]], row: int) -> None:
         """Write the numbers of a row. Raises WrongResult for what is no such number."""
-        for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
+        for name, (values, mask) in zip(self._order, columns, strict=True):
             is_there = name in info
             try:
                 values[row] = info[name] if is_there else 0
@@ -44,9 +44,9 @@ class InfoColumns:
                 raise WrongResult(text) from None
             mask[row] = is_there
 
-    def read(self, columns: Sequence[Array], num_rows: int) -> InfoTable:
+    def read(self, columns: Sequence[tuple[Array, Array]], num_rows: int) -> InfoTable:
         """The table of the numbers that were written."""
         table = InfoTable(num_rows)
-        for name, values, mask in zip(self._order, columns[::2], columns[1::2], strict=True):
+        for name, (values, mask) in zip(self._order, columns, strict=True):
             table.add(name, values, mask)
         return table

@@ -15,7 +15,7 @@ _WINDOW_BYTES = 1 << 32  # the file is sparse: a window takes only the pages tha
 
 
 class FileClosed(EnvFleetError):
-    """The file descriptor of a lane was closed by code that did not open it."""
+    """The file descriptor of a channel was closed by code that did not open it."""
 
 
 class ObjectChannel:

@@ -19,29 +19,29 @@ class ProcessResources:
         """Start the spawner."""
         self.files = files
         self.spawner = Spawner(files.all())
-        self.board: core.Board | None = None
+        self.task_queues: core.SharedTaskQueues | None = None
         self.num_children = 0
         self._owner_pid = os.getpid()
-        _resourcess.add(self)
+        _all_resources.add(self)
 
     def shut(self) -> None:
         """End all processes and close the files. In a fork of the owner: nothing, they are not its own."""
         if os.getpid() != self._owner_pid:
             return
         grace_s = 0.0
-        if self.board is not None:
+        if self.task_queues is not None:
             grace_s = CLOSE_GRACE_S
             for child in range(self.num_children):
-                self.board.post_stop(child)
+                self.task_queues.post_stop(child)
         self.spawner.close(grace_s)
         self.files.close()
 
 
-_resourcess: weakref.WeakSet[ProcessResources] = weakref.WeakSet()
+_all_resources: weakref.WeakSet[ProcessResources] = weakref.WeakSet()
 
 
 def _abandon_in_fork() -> None:
-    for resources in _resourcess:
+    for resources in _all_resources:
         resources.spawner.abandon()
 
 

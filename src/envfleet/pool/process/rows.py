@@ -11,6 +11,7 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Transition
 from envfleet.contract.spaces import SpaceTree
+from envfleet.pool.batch_layout import BatchArrays
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.process.info_columns import InfoColumns
 
@@ -29,13 +30,12 @@ class Extras(NamedTuple):
 
 
 class RowWriter:
-    """Writes transitions of one space into row r of columns [rows, *leaf.shape]."""
+    """Writes transitions of one space into the rows of a batch."""
 
     def __init__(self, tree: SpaceTree, info_columns: InfoColumns = NO_INFO_COLUMNS) -> None:
         """The writer for one observation space, and for what an env has declared of its infos."""
         self._tree = tree
         self._info_columns = info_columns
-        self._num_leaves = len(tree.array_leaves)
         self._one_array = tree.is_one_array
         self._is_plain = tree.is_one_array and not info_columns.layout
 
@@ -50,40 +50,30 @@ class RowWriter:
         final_objects = self._objects(transition.final_obs) if has_objects and transition.has_final else None
         return Extras(info, final_info, objects, final_objects, episode.failure)
 
-    def write(
-        self,
-        episode: GuardedEpisode,
-        transition: Transition,
-        columns: Sequence[Array],
-        final_columns: Sequence[Array],
-        row: int,
-    ) -> Transition:
+    def write(self, episode: GuardedEpisode, transition: Transition, arrays: BatchArrays, row: int) -> Transition:
         """Write the arrays. Returns the transition that was written: another one if this one cannot be."""
         try:
             if self._is_plain and not transition.has_final:  # nearly always
-                columns[0][row] = transition.obs
+                arrays.obs[0][row] = transition.obs
             else:
-                self._write_both(transition, columns, final_columns, row)
+                self._write_both(transition, arrays, row)
         except Exception as error:  # rare: observations were checked already, declared infos were not
             transition = episode.refuse(error)
             try:
-                self._write_both(transition, columns, final_columns, row)
+                self._write_both(transition, arrays, row)
             except Exception as second:
                 transition = episode.give_up(second)
-                self._write_both(transition, columns, final_columns, row)
+                self._write_both(transition, arrays, row)
         return transition
 
-    def _write_both(
-        self, transition: Transition, columns: Sequence[Array], final_columns: Sequence[Array], row: int
-    ) -> None:
-        self._write(transition.obs, transition.info, columns, row)
+    def _write_both(self, transition: Transition, arrays: BatchArrays, row: int) -> None:
+        self._info_columns.write(transition.info, arrays.infos, row)
+        self._write_obs(transition.obs, arrays.obs, row)
         if transition.has_final:
-            self._write(transition.final_obs, transition.final_info or {}, final_columns, row)
+            self._info_columns.write(transition.final_info or {}, arrays.final_infos, row)
+            self._write_obs(transition.final_obs, arrays.final_obs, row)
 
-    def _write(self, obs: Any, info: dict[str, Any], columns: Sequence[Array], row: int) -> None:
-        if len(columns) > self._num_leaves:
-            self._info_columns.write(info, columns[self._num_leaves :], row)
-            columns = columns[: self._num_leaves]
+    def _write_obs(self, obs: Any, columns: Sequence[Array], row: int) -> None:
         if self._one_array:
             columns[0][row] = obs
             return
@@ -111,33 +101,24 @@ def _owned(value: Any) -> Any:
 
 
 def assemble_batch(
-    tree: SpaceTree,
-    fixed: Sequence[Array],
-    columns: Sequence[Array],
-    final_columns: Sequence[Array],
-    extras: Mapping[int, Extras],
-    info_columns: InfoColumns = NO_INFO_COLUMNS,
+    tree: SpaceTree, arrays: BatchArrays, extras: Mapping[int, Extras], info_columns: InfoColumns = NO_INFO_COLUMNS
 ) -> StepBatch:
-    """A batch from (env_ids, rewards, terminated, truncated), the observations' columns and the rows' extras.
-
-    The columns of declared infos, if any, come behind those of the observations.
-    """
-    env_ids, rewards, terminated, truncated = fixed
-    num_leaves, num_rows = len(tree.array_leaves), len(env_ids)
+    """A batch from its arrays and the extras of its rows."""
+    num_rows = len(arrays.env_ids)
     objects = {row: extra.objects for row, extra in extras.items() if extra.objects}
-    obs = _join(tree, columns[:num_leaves], objects, num_rows)
-    infos = info_columns.read(columns[num_leaves:], num_rows)
+    obs = _join(tree, arrays.obs, objects, num_rows)
+    infos = info_columns.read(arrays.infos, num_rows)
     infos.add_rows({row: extra.info for row, extra in extras.items() if extra.info})
     final_infos = {row: extras[row].final_info or {} for row in sorted(extras) if extras[row].final_info is not None}
     if final_infos:
         final_rows = np.array(list(final_infos), np.intp)
         final_objects = {row: extra.final_objects for row, extra in extras.items() if extra.final_objects}
-        final_obs = _join(tree, final_columns[:num_leaves], final_objects, num_rows)
+        final_obs = _join(tree, arrays.final_obs, final_objects, num_rows)
         # Rows of other envs hold what was written there in an earlier batch.
-        finals = info_columns.read(final_columns[num_leaves:], num_rows).only(final_rows)
+        finals = info_columns.read(arrays.final_infos, num_rows).only(final_rows)
         finals.add_rows(final_infos)
         infos.add_finals(final_rows, tree.each_row(final_obs, final_infos), finals)
-    return StepBatch(env_ids, obs, rewards, terminated, truncated, infos.columns)
+    return StepBatch(arrays.env_ids, obs, arrays.rewards, arrays.terminated, arrays.truncated, infos.columns)
 
 
 def _join(tree: SpaceTree, columns: Sequence[Array], objects: Mapping[int, list[Any]], num_rows: int) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from envfleet._native import core
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
-from envfleet.pool.batch_layout import NUM_FIXED, Column, aligned, batch_store, place_columns
+from envfleet.pool.batch_layout import aligned, column_offsets, columns_of
 from envfleet.pool.process.info_columns import InfoColumns
 
 
@@ -21,7 +20,7 @@ from envfleet.pool.process.info_columns import InfoColumns
 class MemoryFiles:
     """File descriptors of a pool's anonymous memory files. They have no name, so they die with their processes."""
 
-    board: int
+    task_queues: int
     full: int
     first_ready: int
     objects: int
@@ -34,7 +33,7 @@ class MemoryFiles:
 
     def all(self) -> tuple[int, ...]:
         """In the order of the constructor's arguments."""
-        return (self.board, self.full, self.first_ready, self.objects, self.stacks)
+        return (self.task_queues, self.full, self.first_ready, self.objects, self.stacks)
 
     def close(self) -> None:
         """Close them here; other processes and mappings keep what they have."""
@@ -56,30 +55,30 @@ _AUTORESETS = list(Autoreset)
 
 
 class SharedArrays:
-    """A pool's shared memory as seen by one process: the board, batches, and the actions."""
+    """A pool's shared memory as seen by one process: task queues, batches, and the actions."""
 
     def __init__(
         self, files: MemoryFiles, shape: PoolShape, obs: SpaceTree, actions: SpaceTree, infos: InfoColumns
     ) -> None:
         """Map what the parent has sized with `allocate`."""
-        row = _columns(obs) + infos.layout
-        self._num_row_columns = len(row)
-        columns = row * (2 if shape.has_finals else 1)
         self.stores = [
-            batch_store(fd, num_rows, columns)
+            core.BatchStore(fd, num_rows, columns_of(obs), infos.layout, shape.has_finals)
             for fd, num_rows in zip((files.full, files.first_ready), _rows_of_lines(shape), strict=False)
         ]
-        board_bytes = _board_bytes(shape)
-        num_bytes = board_bytes + _action_bytes(shape.num_envs, actions)
-        self._memory = mmap.mmap(files.board, num_bytes + 1)
+        task_queues_bytes = _task_queues_bytes(shape)
+        num_bytes = task_queues_bytes + _action_bytes(shape.num_envs, actions)
+        self._memory = mmap.mmap(files.task_queues, num_bytes + 1)
         self.autoreset_code = memoryview(self._memory)[num_bytes:]  # one byte
-        self.board = core.Board(self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores)
+        self.task_queues = core.SharedTaskQueues(
+            self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores
+        )
         self.action_columns: list[Array | None]  # [N, *leaf.shape]; None for objects
         self.action_columns = [None] * len(actions.leaves)
-        fields, _ = place_columns(shape.num_envs, _columns(actions))
-        for leaf, (offset, dtype, row_shape) in zip(actions.array_leaves, fields, strict=True):
+        columns = columns_of(actions)
+        offsets, _ = column_offsets(shape.num_envs, columns)
+        for leaf, offset, (dtype, row_shape) in zip(actions.array_leaves, offsets, columns, strict=True):
             self.action_columns[leaf] = np.ndarray(
-                (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=board_bytes + offset
+                (shape.num_envs, *row_shape), dtype, buffer=self._memory, offset=task_queues_bytes + offset
             )
 
     @property
@@ -92,30 +91,21 @@ class SharedArrays:
         self.autoreset_code[0] = _AUTORESETS.index(mode)
 
     @staticmethod
-    def board_alone(files: MemoryFiles, shape: PoolShape) -> core.Board:
-        """The board before the spaces are known: for all but batches. The parent has sized its file."""
-        stores = [batch_store(-1, num_rows, []) for num_rows in _rows_of_lines(shape)]
-        memory = mmap.mmap(files.board, _board_bytes(shape))
-        return core.Board(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
+    def task_queues_alone(files: MemoryFiles, shape: PoolShape) -> core.SharedTaskQueues:
+        """The task queues before the spaces are known: for all but batches. The parent has sized its file."""
+        stores = [core.BatchStore(-1, num_rows, [], [], has_final=False) for num_rows in _rows_of_lines(shape)]
+        memory = mmap.mmap(files.task_queues, _task_queues_bytes(shape))
+        return core.SharedTaskQueues(memory, shape.num_envs, shape.num_children, shape.batch_size, stores)
 
     @staticmethod
-    def allocate_board(files: MemoryFiles, shape: PoolShape) -> None:
-        """Size the board's file for the board alone."""
-        os.ftruncate(files.board, _board_bytes(shape))
+    def allocate_task_queues(files: MemoryFiles, shape: PoolShape) -> None:
+        """Size the file of the task queues, without actions."""
+        os.ftruncate(files.task_queues, _task_queues_bytes(shape))
 
     @staticmethod
     def allocate(files: MemoryFiles, shape: PoolShape, actions: SpaceTree) -> None:
-        """Size the board's file for the actions and the autoreset mode, too; the batches' files grow by themselves."""
-        os.ftruncate(files.board, _board_bytes(shape) + _action_bytes(shape.num_envs, actions) + 1)
-
-    def split(self, arrays: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
-        """The columns of rows (observations, declared infos) and of final rows among all arrays of a batch."""
-        end = NUM_FIXED + self._num_row_columns
-        return arrays[NUM_FIXED:end], arrays[end:]
-
-
-def _columns(tree: SpaceTree) -> list[Column]:
-    return [(leaf.dtype, leaf.shape) for leaf in tree.leaves if leaf.dtype is not None]
+        """Size the file of the task queues for the actions and the autoreset mode, too; batches grow by themselves."""
+        os.ftruncate(files.task_queues, _task_queues_bytes(shape) + _action_bytes(shape.num_envs, actions) + 1)
 
 
 def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
@@ -124,8 +114,8 @@ def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
 
 
 def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
-    return place_columns(num_envs, _columns(actions))[1]
+    return column_offsets(num_envs, columns_of(actions))[1]
 
 
-def _board_bytes(shape: PoolShape) -> int:
-    return aligned(core.Board.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))
+def _task_queues_bytes(shape: PoolShape) -> int:
+    return aligned(core.SharedTaskQueues.required_bytes(shape.num_envs, shape.num_children, shape.batch_size))

@@ -45,18 +45,18 @@ class Spawn(NamedTuple):
     args: tuple[Any, ...]
 
 
-class WatchBoard(NamedTuple):
-    """Parent -> spawner: report deaths on this board, where the parent waits. The first message."""
+class ReportExits(NamedTuple):
+    """Parent -> spawner: report deaths in these task queues, where the parent waits. The first message."""
 
     fd: int
     num_envs: int
     num_children: int
     batch_size: int
 
-    def attach(self) -> core.Board:
-        """The board as far as a reporter of deaths needs it: without batches."""
-        num_bytes = core.Board.required_bytes(*self[1:])
-        return core.Board(mmap.mmap(self.fd, num_bytes), *self[1:], [])
+    def attach(self) -> core.SharedTaskQueues:
+        """The task queues as far as a reporter of deaths needs it: without batches."""
+        num_bytes = core.SharedTaskQueues.required_bytes(*self[1:])
+        return core.SharedTaskQueues(mmap.mmap(self.fd, num_bytes), *self[1:], [])
 
 
 class Signal(NamedTuple):
@@ -111,10 +111,10 @@ class Spawner:
         """False if the process died."""
         return self._process.poll() is None
 
-    def tell(self, message: Spawn | WatchBoard | Signal | Close) -> None:
+    def tell(self, message: Spawn | ReportExits | Signal | Close) -> None:
         """Send an order. If the spawner is dead, `is_alive` says so.
 
-        Orders are small (code goes through the object lane), so that this never waits for the spawner to read.
+        Orders are small (code goes through the object channel), so that this never waits for the spawner to read.
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
@@ -159,7 +159,7 @@ class _Keeper:
         self._children: dict[int, int] = {}  # pid -> child id
         self._marks: dict[int, bytes] = {}  # pid -> what the environment of processes below it has
         self._num_forks = 0
-        self._board: core.Board | None = None
+        self._task_queues: core.SharedTaskQueues | None = None
         self._has_orphans = False
 
     def serve(self) -> None:
@@ -176,8 +176,8 @@ class _Keeper:
                         os.read(self._wake_read, 4096)
                 exits = self._reap()
                 for exited in exits:
-                    if self._board is not None:
-                        self._board.report_exit(exited.child, exited.status)
+                    if self._task_queues is not None:
+                        self._task_queues.report_exit(exited.child, exited.status)
                 if exits or self._has_orphans:  # their deaths wake us for those below them
                     self._has_orphans = self._end_orphans()
                 if self._connection.fileno() in ready:
@@ -188,7 +188,7 @@ class _Keeper:
             _signal(list(self._children), signal.SIGKILL)
             _wait(lambda: self._reap_all() and not self._end_all_orphans(), KILL_WAIT_S)
 
-    def _obey(self, message: Spawn | WatchBoard | Signal | Close) -> bool:
+    def _obey(self, message: Spawn | ReportExits | Signal | Close) -> bool:
         if isinstance(message, Spawn):
             self._num_forks += 1
             pid = _fork(message, self._private_fds, self._num_forks)
@@ -196,8 +196,8 @@ class _Keeper:
             self._marks[pid] = (
                 f"{spawner_child_variable(os.environ[SPAWNER_VARIABLE])}={_number_text(self._num_forks)}".encode()
             )
-        elif isinstance(message, WatchBoard):
-            self._board = message.attach()
+        elif isinstance(message, ReportExits):
+            self._task_queues = message.attach()
         elif isinstance(message, Signal):
             _signal([pid for pid, child in self._children.items() if child == message.child], message.signum)
         else:
@@ -247,13 +247,13 @@ class _Keeper:
 
 
 def _fork(message: Spawn, private_fds: tuple[int, ...], number: int) -> int:
-    nursery_pid = os.getpid()
+    spawner_pid = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     status = 70
     try:
-        core.die_with_parent(nursery_pid)
+        core.die_with_parent(spawner_pid)
         _mark_processes_below(number)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -40,6 +40,7 @@ class VectorBackend:
         self._config = config
         self._build = build
         self.step_at_once: StepAtOnce | None = None
+        self.is_step_pending = False
         self._autoreset = config.autoreset
         self._vector: Vectorized = build(self._autoreset)
         try:

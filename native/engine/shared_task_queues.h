@@ -1,4 +1,4 @@
-// Board: what a process pool's parent and children share besides arrays: tasks, states, who lives.
+// SharedTaskQueues: what a process pool's parent and children share besides arrays: tasks, states, who lives.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace envfleet {
 
 /// Parent and children must agree on these.
-struct BoardShape {
+struct TaskQueuesShape {
   std::uint32_t num_envs;
   std::uint32_t num_children;
   std::uint32_t batch_size;  // of line 1; equal to num_envs if there is no line 1
@@ -44,11 +44,11 @@ struct Doing {
 ///
 /// Long, but one class: the parent's side, the children's and the reaper's write what the others read, and stand here
 /// one below the other so that both ends of each word can be seen.
-class Board {
+class SharedTaskQueues {
  public:
-  static std::size_t bytes(const BoardShape& shape) { return Plan(shape).total; }
+  static std::size_t bytes(const TaskQueuesShape& shape) { return Plan(shape).total; }
 
-  Board(std::byte* memory, const BoardShape& shape, std::vector<std::shared_ptr<BatchStore>> stores)
+  SharedTaskQueues(std::byte* memory, const TaskQueuesShape& shape, std::vector<std::shared_ptr<BatchStore>> stores)
       : shape_(shape),
         stores_(std::move(stores)),
         child_of_(shape.num_envs),
@@ -67,7 +67,7 @@ class Board {
     }
   }
 
-  const BoardShape& shape() const { return shape_; }
+  const TaskQueuesShape& shape() const { return shape_; }
   BatchLine& line(std::size_t i) { return lines_[i]; }
   std::size_t num_lines() const { return lines_.size(); }
   const std::shared_ptr<BatchStore>& store(std::size_t i) const { return stores_[i]; }
@@ -331,9 +331,9 @@ class Board {
     std::atomic<bool> has_exited{false};
   };
 
-  /// Where each part lies in the board's memory.
+  /// Where each part lies in the memory.
   struct Plan {
-    explicit Plan(const BoardShape& shape) {
+    explicit Plan(const TaskQueuesShape& shape) {
       std::size_t end = 0;
       const auto add = [&end](std::size_t bytes) {
         const std::size_t start = end;
@@ -394,7 +394,7 @@ class Board {
     entry.doing_since_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   }
 
-  BoardShape shape_;
+  TaskQueuesShape shape_;
   std::vector<std::shared_ptr<BatchStore>> stores_;  // one for each line
   std::vector<std::uint32_t> child_of_;              // [num_envs]
   Shared* shared_;
