@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from envfleet.contract.arrays import Array
 from envfleet.contract.spaces import SpaceTree
 
-Array = np.ndarray[Any, Any]
 Column = tuple[np.dtype[Any], tuple[int, ...]]  # dtype, shape of one row
 
 _ALIGNMENT = 64  # a cache line, so that no two arrays share one
