@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import UsageError
 from envfleet.contract.settings import keep_plain_numbers
 
@@ -36,5 +37,4 @@ class Network:
             raise UsageError(f"compression must be None or 'zstd'; got {self.compression!r}")
         if self.weights_dtype not in (None, "bfloat16"):
             raise UsageError(f"weights_dtype must be None or 'bfloat16'; got {self.weights_dtype!r}")
-        if not isinstance(self.credit, int) or isinstance(self.credit, bool) or self.credit < 1:
-            raise UsageError(f"credit must be a whole number of at least 1; got {self.credit!r}")
+        whole_number("credit", self.credit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envfleet.contract.checks import positive, whole_number
 from envfleet.contract.errors import UsageError
 from envfleet.contract.settings import keep_plain_numbers
 
@@ -46,12 +47,11 @@ class Timing:
         """Refuse what cannot work."""
         keep_plain_numbers(self)
         for name in ("timeout_s", "start_timeout_s", *BOUNDED):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be positive; got {getattr(self, name)!r}")
+            positive(name, getattr(self, name))
         for name in BOUNDED:
             if getattr(self, name) > MOST_SECONDS:
                 raise UsageError(f"{name} must be at most {MOST_SECONDS:,.0f}; got {getattr(self, name)!r}")
         if self.max_worker_restarts < 0:
             raise UsageError(f"max_worker_restarts must not be negative; got {self.max_worker_restarts}")
-        if self.min_workers is not None and (not isinstance(self.min_workers, int) or self.min_workers < 1):
-            raise UsageError(f"min_workers must be a whole number of at least 1; got {self.min_workers!r}")
+        if self.min_workers is not None:
+            whole_number("min_workers", self.min_workers)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from envfleet._native import core
+from envfleet.contract.checks import positive, whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.settings import keep_plain_numbers
@@ -48,9 +47,11 @@ class PoolSettings:
         keep_plain_numbers(self)
         if self.on_env_error not in get_args(OnEnvError):
             raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {self.on_env_error!r}")
-        _require_count("num_workers", self.num_workers)
-        _require_count("max_env_restarts", self.env_restarts)
-        _require_positive("timeout_s", self.timeout_s)
+        if self.num_workers is not None:
+            whole_number("num_workers", self.num_workers)
+        if self.env_restarts is not None:
+            whole_number("max_env_restarts", self.env_restarts)
+        positive("timeout_s", self.timeout_s)
 
     @property
     def env_restarts(self) -> int | None:
@@ -73,15 +74,14 @@ class PoolConfig(PoolSettings):
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         super(PoolConfig, self).__post_init__()  # with arguments: slots make another class of this one
-        _require_count("num_envs", self.num_envs)
-        _require_whole("batch_size", self.batch_size)
-        if self.batch_size is not None and not 1 <= self.batch_size <= self.num_envs:
+        whole_number("num_envs", self.num_envs)
+        if self.batch_size is not None and whole_number("batch_size", self.batch_size) > self.num_envs:
             raise UsageError(f"batch_size must be between 1 and num_envs={self.num_envs}; got {self.batch_size}")
         if self.backend not in BACKENDS:
             raise UsageError(f"no backend is called {self.backend!r}; known: {', '.join(BACKENDS)}")
         if self.observation_mode not in get_args(ObservationMode):
             raise UsageError(f"observation_mode must be 'same' or 'different'; got {self.observation_mode!r}")
-        _require_positive("start_timeout_s", self.start_timeout_s)
+        positive("start_timeout_s", self.start_timeout_s)
 
     @classmethod
     def of(cls, settings: PoolSettings, **others: Any) -> PoolConfig:
@@ -102,19 +102,3 @@ class PoolConfig(PoolSettings):
     def line(self) -> Line:
         """The line that send() uses."""
         return Line.FULL if self.rows == self.num_envs else Line.FIRST_READY
-
-
-def _require_whole(name: str, count: Any) -> None:
-    if count is not None and not isinstance(count, int | np.integer):
-        raise UsageError(f"{name} must be a whole number; got {count!r}")
-
-
-def _require_count(name: str, count: Any) -> None:
-    _require_whole(name, count)
-    if count is not None and count < 1:
-        raise UsageError(f"{name} must be at least 1; got {count}")
-
-
-def _require_positive(name: str, seconds: float) -> None:
-    if not seconds > 0:
-        raise UsageError(f"{name} must be positive; got {seconds}")
