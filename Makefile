@@ -22,7 +22,7 @@ demo: $(VENV)/with-demo
 	$(BIN)/python examples/demo.py --require-target
 
 # More processes than cores, for most tests wait for something; in the order of tests/conftest.py.
-PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadgroup --no-loadscope-reorder --durations 10
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadscope --no-loadscope-reorder --durations 10
 
 # After each change, in under three minutes: no engines, few processes, nothing that must time out.
 test-quick: $(VENV)/with-test

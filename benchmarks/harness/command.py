@@ -111,7 +111,8 @@ class _Files:
         is_whole &= self._benchmark.curve is None or self._curve is not None
         if is_whole and not is_trial:
             paths = [path.replace(self._folder / f"{self._benchmark.table}{path.suffix}") for path in paths]
-            update_pages()
+            if self._folder == RESULTS_DIR:
+                update_pages()
         progress(f"written: {paths[0]} and {paths[1]}\n")
         print(paths[1].read_text(), end="")
 

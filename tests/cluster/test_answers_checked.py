@@ -321,9 +321,9 @@ COLLIDING = [number * (2**61 - 1) for number in range(1, 2000)]
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (many(b"\x80", 4 << 20), "parts"),
-        (many(b"\x90", 4 << 20), "parts"),
-        (many(b"\x91" * 50 + b"\xc0", 1 << 14), "parts"),
+        (many(b"\x80", 4 << 20), "entries in its lists"),
+        (many(b"\x90", 4 << 20), "entries in its lists"),
+        (many(b"\x91" * 50 + b"\xc0", 1 << 14), "entries in its lists"),
         (msgspec.msgpack.encode({1: 2}), "a key that is no text"),
         (msgspec.msgpack.encode(["list", {"a": {1.5: 2}}]), "a key that is no text"),
         (

@@ -1,6 +1,7 @@
 """What an error of a cluster promises is true: each is provoked for real, then the test does what the text says."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -67,12 +68,12 @@ def cluster(folder, num_workers=2, num_envs=1, **settings):
 @contextlib.contextmanager
 def impatient(envs, timeout_s=0.3):
     """Calls wait for this time only."""
-    before = envs._timeout_s
-    envs._timeout_s = envs._calling._timeout_s = timeout_s
+    before = envs._timing
+    envs._timing, envs._calling._timeout_s = dataclasses.replace(before, timeout_s=timeout_s), timeout_s
     try:
         yield
     finally:
-        envs._timeout_s = envs._calling._timeout_s = before
+        envs._timing, envs._calling._timeout_s = before, before.timeout_s
 
 
 @contextlib.contextmanager

@@ -320,7 +320,7 @@ def test_policy_raises(tmp_path):
 
 def test_policy_cannot_be_imported_there(tmp_path, monkeypatch):
     module = types.ModuleType("only_at_the_head")
-    exec("from cluster_envs import Agent\nclass Hidden(Agent):\n    pass", module.__dict__)
+    exec("from tests.support.envs.cluster_envs import Agent\nclass Hidden(Agent):\n    pass", module.__dict__)
     module.Hidden.__module__ = "only_at_the_head"
     monkeypatch.setitem(sys.modules, "only_at_the_head", module)
     with cluster(tmp_path) as envs:

@@ -338,7 +338,7 @@ def test_api_server_away_for_a_while(kube, tmp_path, caplog):
         wait_for(job, 0, RUNNING)
         kube.api.is_down = True
         before = job.status(0)
-        wait_until(lambda: (job.status(0), "as they were" in caplog.text)[1], "the warning is there")
+        wait_until(lambda: (job.status(0), "taken as unchanged" in caplog.text)[1], "the warning is there")
         assert job.status(0) == before
         assert job.log(0).startswith(("(its log cannot be read", "worker 0"))
         with pytest.raises(Unreachable):
@@ -348,7 +348,7 @@ def test_api_server_away_for_a_while(kube, tmp_path, caplog):
         kube.api.is_down = False
         job.resize(2)
         wait_for(job, 1, RUNNING)
-        assert caplog.text.count("as they were") == 1
+        assert caplog.text.count("taken as unchanged") == 1
 
 
 def test_api_server_away_at_the_end(kube, tmp_path, caplog, monkeypatch):
