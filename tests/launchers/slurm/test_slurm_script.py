@@ -1,6 +1,5 @@
 """What is said to Slurm, as text: golden files, quoting, and the loop of a worker's script, run by bash."""
 
-import inspect
 import os
 import re
 import shlex
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envfleet import ClusterEnv
+from envfleet import Timing
 from envfleet.contract.errors import ClusterError, UsageError
 from envfleet.launchers.launcher import WorkerJob, WorkerState
 from envfleet.launchers.slurm import script as slurm_script
@@ -333,7 +332,7 @@ def test_preempted(script):
 
 def test_told_to_leave_but_not_by_slurm(tmp_path, monkeypatch):
     """Somebody has ended the worker, and Slurm does not end the job: it is back before the head asks for another."""
-    assert inspect.signature(ClusterEnv).parameters["join_timeout_s"].default > slurm_script.REQUEUE_WAIT_S
+    assert Timing().join_timeout_s > slurm_script.REQUEUE_WAIT_S
     monkeypatch.setattr(slurm_script, "REQUEUE_WAIT_S", 1)
     with Script(tmp_path) as script:
         os.kill(script.pids()[0], signal.SIGTERM)
