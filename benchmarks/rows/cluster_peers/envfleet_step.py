@@ -16,9 +16,9 @@ def build(settings: dict[str, Any]) -> Served:
 
     num_envs, num_workers = settings["num_envs"], settings["num_workers"]
     if num_workers:
-        envs: Any = envfleet.ClusterEnv(
-            "CartPole-v1", num_workers, num_envs // num_workers, network={"address": settings["address"]}, seed=0
-        )
+        # Said only where it differs from the default: earlier versions had another argument for it.
+        network = {} if settings["address"] is None else {"network": {"address": settings["address"]}}
+        envs: Any = envfleet.ClusterEnv("CartPole-v1", num_workers, num_envs // num_workers, seed=0, **network)
     else:
         envs = envfleet.make("CartPole-v1", num_envs, seed=0)
     envs.reset()

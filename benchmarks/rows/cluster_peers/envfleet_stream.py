@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.rows.cluster_peers.serve import Served, count_for, serve
 
-CREDIT = 2
+CREDIT = 2  # the default
 
 
 def build(settings: dict[str, Any]) -> Served:
@@ -25,7 +25,6 @@ def build(settings: dict[str, Any]) -> Served:
         num_workers,
         settings["num_envs_per_worker"],
         env_kwargs={"stacked": int(settings["stacked"])},
-        network={"credit": CREDIT},
         seed=0,
     )
     rollouts = cluster.stream(envfleet.FunctionPolicy(no_action), settings["num_steps"])
