@@ -12,7 +12,7 @@ import pytest
 import torch  # noqa: TID253 - agents of torch are what this is about
 
 import envfleet
-from envfleet import ClusterEnv, FunctionPolicy, PolicyFailed, PolicySpec, UsageError
+from envfleet import ClusterEnv, EnvSpec, FunctionPolicy, PolicyFailed, PolicySpec, UsageError
 from envfleet.contract.returns import gae_of
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy
@@ -284,7 +284,7 @@ def test_tensors(cartpoles):
 
 def test_gaussian_actions(replay):
     agent = GaussianAgent()
-    with ClusterEnv("Pendulum-v1", 2, 2, max_episode_steps=13) as cluster:
+    with ClusterEnv(EnvSpec(id="Pendulum-v1", max_episode_steps=13), 2, 2) as cluster:
         cluster.reset(seed=4)
         here = replay("Pendulum-v1", 4, 4, max_episode_steps=13)
         for _ in range(2):

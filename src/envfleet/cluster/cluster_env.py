@@ -41,11 +41,11 @@ from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask
 from envfleet.pool.building import EnvLike
 from envfleet.pool.make import autoreset_of
 
-# Arguments of ClusterEnv before 0.7, and where they are now.
+# Arguments of ClusterEnv in earlier versions, and where they are now.
 _MOVED = {
     "pool_workers": "pool=PoolSettings(num_workers=...)",
     "pool_timeout_s": "pool=PoolSettings(timeout_s=...)",
-    **{name: f"env=EnvSpec(id=..., {name}=...)" for name in ("render_mode", "pixels")},
+    **{name: f"env=EnvSpec(id=..., {name}=...)" for name in ("max_episode_steps", "render_mode", "pixels")},
     **{
         field.name: f"{name}={kind.__name__}({field.name}=...)"
         for name, kind in (("pool", PoolSettings), ("timing", Timing), ("network", Network))
@@ -80,7 +80,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         autoreset_mode: AutoresetMode | Autoreset | str | None = None,
         seed: int | None = None,
         env_kwargs: EnvKwargs | None = None,
-        max_episode_steps: int | None = None,
         pool: PoolSettings | Mapping[str, Any] | None = None,
         timing: Timing | Mapping[str, Any] | None = None,
         network: Network | Mapping[str, Any] | None = None,
@@ -89,7 +88,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             env: As for `envfleet.make`. What is no Gymnasium id or import path travels to the workers pickled.
-                `EnvSpec(id=..., render_mode=..., pixels=...)` has what is said about an env and is no argument here.
+                `EnvSpec(id=..., max_episode_steps=..., render_mode=..., pixels=...)` has what is no argument here.
             num_workers: Number of workers.
             num_envs_per_worker: Number of envs of each worker.
             launcher: Where workers run; None: as processes of this machine, `Local()`.
@@ -101,7 +100,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 envs always reset in the same step.
             seed: For the first reset if that has no seed of its own.
             env_kwargs: As for `envfleet.make`; a list or callable counts the envs of all workers.
-            max_episode_steps: Truncate episodes after this number of steps; None: as registered.
             pool: How each worker's pool runs its envs: `PoolSettings(num_workers=..., on_env_error=..., ...)`, or a
                 dict of its fields. With `on_env_error="raise"` an env that fails, or is lost with its worker, raises
                 EnvFailed; then `recv()` returns the batch, the same `rollout()` the rollout, `next()` of a stream the
@@ -119,7 +117,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self._timing = settings_of(Timing, timing, "timing")
         self._network = settings_of(Network, network, "network")
-        self._env = EnvSpec.of(env, kwargs=env_kwargs, max_episode_steps=max_episode_steps)
+        self._env = EnvSpec.of(env, kwargs=env_kwargs)
         self._pool = PoolConfig.of(
             settings_of(PoolSettings, pool, "pool"),
             num_envs=whole_number("num_envs_per_worker", num_envs_per_worker),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from envfleet.contract.checks import positive, whole_number
 from envfleet.contract.errors import UsageError
+from envfleet.contract.pool_config import MOST_RESTARTS
 from envfleet.contract.settings import keep_plain_numbers
 
 MOST_SECONDS = 1e6  # of any of BOUNDED: twelve days
@@ -51,7 +52,6 @@ class Timing:
         for name in BOUNDED:
             if getattr(self, name) > MOST_SECONDS:
                 raise UsageError(f"{name} must be at most {MOST_SECONDS:,.0f}; got {getattr(self, name)!r}")
-        if self.max_worker_restarts < 0:
-            raise UsageError(f"max_worker_restarts must not be negative; got {self.max_worker_restarts}")
+        whole_number("max_worker_restarts", self.max_worker_restarts, 0, MOST_RESTARTS)
         if self.min_workers is not None:
             whole_number("min_workers", self.min_workers)

@@ -56,10 +56,10 @@ def positive_or_none(name: str, value: Any) -> float | None:
     return value  # type: ignore[no-any-return]
 
 
-def true_or_false(name: str, value: Any) -> bool:
-    """Check a switch: 0, 1 and None are refused with UsageError."""
+def true_or_false(name: str, value: Any, hint: str = "") -> bool:
+    """Check a switch: 0, 1 and None are refused with UsageError. `hint` is what else the setting may be."""
     if not isinstance(value, bool):
-        raise UsageError(f"{name} must be True or False; got {value!r}")
+        raise UsageError(f"{name} must be True or False{hint}; got {value!r}")
     return value
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from envfleet._native import core
-from envfleet.contract.checks import positive, whole_number
+from envfleet.contract.checks import positive, true_or_false, whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.settings import keep_plain_numbers
@@ -16,6 +16,8 @@ BACKENDS: tuple[str, ...] = get_args(BackendName)
 ObservationMode = Literal["same", "different"]
 OnEnvError = Literal["raise", "restart"]
 
+
+MOST_RESTARTS = 2**31 - 1  # fits every message and the C++ core
 
 Line = core.Line  # which batches results go to: those with a row for each env, or those of the first that finish
 
@@ -49,8 +51,9 @@ class PoolSettings:
             raise UsageError(f"on_env_error must be 'raise' or 'restart'; got {self.on_env_error!r}")
         if self.num_workers is not None:
             whole_number("num_workers", self.num_workers)
-        if self.env_restarts is not None:
-            whole_number("max_env_restarts", self.env_restarts)
+        if self.pin_workers is not None:
+            true_or_false("pin_workers", self.pin_workers, " or None")
+        whole_number("max_env_restarts", self.max_env_restarts, 0 if self.env_restarts is None else 1, MOST_RESTARTS)
         positive("timeout_s", self.timeout_s)
 
     @property
@@ -102,3 +105,6 @@ class PoolConfig(PoolSettings):
     def line(self) -> Line:
         """The line that send() uses."""
         return Line.FULL if self.rows == self.num_envs else Line.FIRST_READY
+
+
+DEFAULTS = PoolConfig(num_envs=1)  # make() has the same

@@ -18,10 +18,13 @@ Result = TypeVar("Result")
 
 
 def settings_of(kind: type[Settings], given: Settings | Mapping[str, Any] | None, name: str) -> Settings:
-    """The settings that argument `name` holds: a value of this kind, a dict of its fields, or None for all defaults."""
+    """The settings that argument `name` holds: a value of this kind, a dict of its fields, or None for all defaults.
+
+    A value of a derived kind is refused: its further fields would be ignored.
+    """
     if given is None:
         return kind()
-    if isinstance(given, kind):
+    if type(given) is kind:
         return given
     if not isinstance(given, Mapping):
         raise UsageError(f"{name} must be envfleet.{kind.__name__}(...), or a dict of its fields; got {given!r}")

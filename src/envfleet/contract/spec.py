@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
+
+NO_STEP_LIMIT = -1  # as gymnasium.make() has it
 
 if TYPE_CHECKING:
     EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]]
@@ -29,16 +32,22 @@ class EnvSpec:
     id: str | None = None  # Gymnasium's: "LunarLander-v3"
     factory: Any = None  # "package.module:function", a callable, Gymnasium's spec, or a list with one for each env
     kwargs: EnvKwargs = field(default_factory=dict)  # a dict, a list with one for each env, or a function of its index
-    max_episode_steps: int | None = None  # None: what is registered for the id
+    max_episode_steps: int | None = None  # NO_STEP_LIMIT (-1): no limit; None: what is registered for the id
     render_mode: str | None = None
     pixels: Pixels | None = None  # observations are images of the envs
 
     def __post_init__(self) -> None:
-        """Check that exactly one of `id` and `factory` is given."""
+        """Raise UsageError if a setting is wrong."""
         if (self.id is None) == (self.factory is None):
             raise UsageError(f"EnvSpec takes either id= or factory=; got id={self.id!r}, factory={self.factory!r}")
         if isinstance(self.factory, str) and self.factory.count(":") != 1:
             raise UsageError(f"factory must read 'package.module:function'; got {self.factory!r}")
+        if self.max_episode_steps not in (None, NO_STEP_LIMIT):
+            object.__setattr__(self, "max_episode_steps", whole_number("max_episode_steps", self.max_episode_steps))
+        if self.pixels is not None and not isinstance(self.pixels, Pixels):
+            raise UsageError(f"pixels must be envfleet.Pixels(...); got {self.pixels!r}")
+        if self.pixels is not None and self.render_mode not in (None, "rgb_array"):
+            raise UsageError(f"pixel observations need render_mode='rgb_array' (or None); got {self.render_mode!r}")
 
     @classmethod
     def of(
@@ -99,9 +108,21 @@ class EnvSpec:
 def _merged(defaults: EnvKwargs, given: EnvKwargs | None) -> EnvKwargs:
     if given is None:
         return defaults
-    if isinstance(defaults, Mapping) and not callable(given):
-        return {**defaults, **given} if isinstance(given, Mapping) else [{**defaults, **each} for each in given]
-    return lambda index: {**_kwargs_at(defaults, index), **_kwargs_at(given, index)}
+    if isinstance(defaults, Mapping) and isinstance(given, Mapping):
+        return {**defaults, **given}
+
+    def merged_at(index: int) -> dict[str, Any]:
+        return {**_kwargs_at(defaults, index), **_kwargs_at(given, index)}
+
+    lengths = [len(each) for each in (defaults, given) if not isinstance(each, Mapping) and not callable(each)]
+    if not lengths:
+        return merged_at
+    if lengths[0] != lengths[-1]:
+        raise UsageError(
+            f"lists of arguments must have one entry for each env; EnvSpec(kwargs=...) has {lengths[0]}, "
+            f"env_kwargs has {lengths[-1]}"
+        )
+    return [merged_at(index) for index in range(lengths[0])]  # still a list, so that its length is checked
 
 
 def _kwargs_at(kwargs: EnvKwargs, index: int) -> dict[str, Any]:

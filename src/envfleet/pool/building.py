@@ -12,7 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.contract.errors import UsageError
-from envfleet.contract.spec import EnvSpec
+from envfleet.contract.spec import NO_STEP_LIMIT, EnvSpec
 from envfleet.pool.foreign_envs import hint
 from envfleet.pool.pixel_observation import PixelObservation
 from envfleet.pool.registrations import portable
@@ -59,7 +59,7 @@ class EnvBuilder:
         env: gymnasium.Env[Any, Any] = make(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(f"the env factory must return a gymnasium.Env; got {type(env).__name__}{hint(env)}")
-        if max_episode_steps is not None:
+        if max_episode_steps not in (None, NO_STEP_LIMIT):
             env = gymnasium.wrappers.TimeLimit(env, max_episode_steps)
         return env
 
@@ -139,7 +139,7 @@ def require_env_like(env: Any) -> None:
 
 # Arguments of gymnasium.make() itself, and what to do instead of passing them to an env.
 _NOT_OF_THE_ENV = {
-    "max_episode_steps": "use max_episode_steps={!r} beside env_kwargs",
+    "max_episode_steps": "use max_episode_steps={0!r} beside env_kwargs, or EnvSpec(..., max_episode_steps={0!r})",
     "disable_env_checker": "leave it out, since Gymnasium's checks run on env 0 only",
 }
 

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
-from envfleet.contract.pool_config import BackendName, ObservationMode, OnEnvError, PoolConfig
+from envfleet.contract.pool_config import DEFAULTS, BackendName, ObservationMode, OnEnvError, PoolConfig
 from envfleet.contract.spec import EnvKwargs, EnvSpec
 from envfleet.pool.arguments import seeds_of
 from envfleet.pool.backend import Backend
@@ -28,21 +28,21 @@ def make(
     env: EnvLike | Sequence[Callable[..., Any]],
     num_envs: int | None = None,
     *,
-    batch_size: int | None = None,
-    backend: BackendName = "auto",
-    autoreset_mode: AutoresetMode | Autoreset | str = Autoreset.NEXT_STEP,
-    observation_mode: ObservationMode = "same",
+    batch_size: int | None = DEFAULTS.batch_size,
+    backend: BackendName = DEFAULTS.backend,
+    autoreset_mode: AutoresetMode | Autoreset | str = DEFAULTS.autoreset,
+    observation_mode: ObservationMode = DEFAULTS.observation_mode,
     seed: int | None = None,
     env_kwargs: EnvKwargs | None = None,
     max_episode_steps: int | None = None,
-    num_workers: int | None = None,
-    pin_workers: bool | None = None,
-    on_env_error: OnEnvError = "raise",
-    max_env_restarts: int = 10,
+    num_workers: int | None = DEFAULTS.num_workers,
+    pin_workers: bool | None = DEFAULTS.pin_workers,
+    on_env_error: OnEnvError = DEFAULTS.on_env_error,
+    max_env_restarts: int = DEFAULTS.max_env_restarts,
     render_mode: str | None = None,
     pixels: Pixels | None = None,
-    timeout_s: float = 60.0,
-    start_timeout_s: float = 300.0,
+    timeout_s: float = DEFAULTS.timeout_s,
+    start_timeout_s: float = DEFAULTS.start_timeout_s,
 ) -> EnvPool:
     """Run `num_envs` environments on this machine, as one `gymnasium.vector.VectorEnv`.
 
@@ -64,7 +64,7 @@ def make(
         seed: For the first reset() if that has no seed of its own. Env i is seeded with `seed + i`.
         env_kwargs: Arguments for the env: a dict, a list with a dict for each env, or a callable from the
             env's index to a dict.
-        max_episode_steps: Truncate episodes after this number of steps; None: as registered.
+        max_episode_steps: Truncate episodes after this number of steps; -1: never; None: as registered.
         num_workers: Number of child processes, or of threads (the calling one included) for native envs. None:
             one for each CPU this process may use. Envs that mostly wait (for a network, a simulator elsewhere) want
             more processes, up to one for each env; if your first steps show that, a warning in the log says how many.
@@ -78,6 +78,16 @@ def make(
             stack_num=3)`. Python envs draw them, in processes or serially.
         timeout_s: The longest wait for results before PoolTimeout.
         start_timeout_s: The longest wait for the envs to be built.
+
+    Returns:
+        The pool; its envs are built, and not reset.
+
+    Raises:
+        UsageError: An argument is wrong.
+        SpacesDiffer: The envs have different spaces.
+        EnvFailed: An env cannot be built.
+        PoolTimeout: The envs were not built after `start_timeout_s`.
+        MissingExtra: The env needs a package that is not installed.
     """
     spec = EnvSpec.of(
         env, kwargs=env_kwargs, max_episode_steps=max_episode_steps, render_mode=render_mode, pixels=pixels
@@ -133,14 +143,10 @@ def chosen_backend(spec: EnvSpec, backend: str) -> str:
         backend = "vector"
     if spec.pixels is None:
         return backend
-    if not isinstance(spec.pixels, Pixels):
-        raise UsageError(f"pixels must be envfleet.Pixels(...); got {spec.pixels!r}")
     if backend not in ("auto", "process", "serial"):
         raise UsageError(
             f"Python envs draw pixel observations: backend must be 'auto', 'process' or 'serial'; got {backend!r}"
         )
-    if spec.render_mode not in (None, "rgb_array"):
-        raise UsageError(f"pixel observations need render_mode='rgb_array' (or None); got {spec.render_mode!r}")
     return "serial" if backend == "serial" else "process"
 
 

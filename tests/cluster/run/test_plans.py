@@ -161,7 +161,10 @@ WRONG_ARGUMENTS = {
     "timeout_s": ({"timeout_s": 0}, "timeout_s"),
     "max_worker_restarts": ({"max_worker_restarts": -1}, "max_worker_restarts"),
     "max_env_restarts": ({"max_env_restarts": -1, "on_env_error": "restart"}, "max_env_restarts"),
-    "max_episode_steps": ({"max_episode_steps": 0}, "max_episode_steps"),
+    "max_worker_restarts without end": ({"max_worker_restarts": float("inf")}, "max_worker_restarts must be a whole"),
+    "max_env_restarts none": ({"max_env_restarts": None}, "max_env_restarts must be a whole number"),
+    "pin_workers as a number": ({"pin_workers": 1}, "pin_workers must be True or False or None; got 1"),
+    "all settings of a pool": ({"pool": PoolConfig(num_envs=2)}, r"pool must be envfleet.PoolSettings\(\.\.\.\), or a"),
     "pool_workers": ({"pool_workers": 0}, "num_workers|pool_workers"),
     "env": ({"env": 7}, "env"),
     "address": ({"address": "nowhere"}, "address"),
@@ -190,6 +193,7 @@ MOVED = {
     "on_env_error": r"on_env_error moved: pool=PoolSettings\(on_env_error=\.\.\.\)",
     "address": r"address moved: network=Network\(address=\.\.\.\)",
     "credit": r"credit moved: network=Network\(credit=\.\.\.\)",
+    "max_episode_steps": r"max_episode_steps moved: env=EnvSpec\(id=\.\.\., max_episode_steps=\.\.\.\)",
     "pixels": r"pixels moved: env=EnvSpec\(id=\.\.\., pixels=\.\.\.\)",
 }
 

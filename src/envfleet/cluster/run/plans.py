@@ -13,7 +13,6 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from envfleet.cluster.wire.messages import PoolPlan
 from envfleet.cluster.wire.plain_values import NotPlain, to_plain
-from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
@@ -37,8 +36,6 @@ def pool_plans(spec: EnvSpec, pool: PoolConfig, seed: int | None, num_workers: i
     """One for each worker. What a worker would refuse is refused here, before any is started."""
     num_envs = num_workers * pool.num_envs
     chosen_backend(spec, pool.backend)
-    if spec.max_episode_steps is not None:
-        spec = replace(spec, max_episode_steps=whole_number("max_episode_steps", spec.max_episode_steps))
     _require_env(spec, num_envs)
     if spec.kwargs != {} and pool.backend != "vector":  # vector envs have arguments of their own
         _require_kwargs(spec, num_envs)

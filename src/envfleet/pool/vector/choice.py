@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import MissingExtra, UsageError
 from envfleet.contract.pool_config import PoolConfig
-from envfleet.contract.spec import EnvSpec
+from envfleet.contract.spec import NO_STEP_LIMIT, EnvSpec
 from envfleet.pool.building import imported, require_env_kwargs, without_module
 from envfleet.pool.foreign_envs import hint
 from envfleet.pool.simulators.atari_ids import atari_game
@@ -79,6 +79,8 @@ def _factory_builder(env: Any, config: PoolConfig, kwargs: dict[str, Any]) -> Ca
 def _envpool_kwargs(spec: EnvSpec, kwargs: dict[str, Any]) -> dict[str, Any]:
     for name in kwargs.keys() & _OURS.keys():
         raise UsageError(f"env_kwargs must not have {name}: make() has an argument {_OURS[name]}")
+    if spec.max_episode_steps == NO_STEP_LIMIT:
+        raise UsageError("EnvPool's tasks always have a limit: max_episode_steps must be at least 1, or None; got -1")
     return kwargs if spec.max_episode_steps is None else {**kwargs, "max_episode_steps": spec.max_episode_steps}
 
 
