@@ -511,13 +511,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self._head.stats()
 
     def __enter__(self) -> Self:
-        """The cluster itself."""
+        """Return the cluster, which the end of the block closes."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the cluster."""
+        """Close the cluster at the end of the block."""
         self.close()
 
     # -- inside --

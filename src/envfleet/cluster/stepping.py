@@ -51,7 +51,7 @@ class Stepping:
         return self._held is not None
 
     def drop(self) -> None:
-        """See Activity."""
+        """Forget what was begun: another activity begins."""
         self._is_whole = False
         self.in_flight.clear()
         self._sent = []
@@ -160,7 +160,7 @@ class Stepping:
         return rows_of_result(self._form.obs, result, rows)
 
     def rows_of(self, worker: int) -> slice:
-        """The envs of a worker."""
+        """The rows that belong to the envs of a worker."""
         return slice(worker * self._run.num_envs_per_worker, (worker + 1) * self._run.num_envs_per_worker)
 
 

@@ -68,11 +68,11 @@ class Processes:
 
     @property
     def revives(self) -> bool:
-        """See Job."""
+        """Whether the engine restarts failed workers by itself."""
         return False
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         if worker not in self._processes:
             return WorkerStatus(WorkerState.ENDED, "it was not started")
         if not _has_ended(self._processes[worker]):
@@ -80,15 +80,15 @@ class Processes:
         return WorkerStatus(WorkerState.ENDED, how_it_ended(self._processes[worker].returncode))
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         return end_of_file(self._log_path(worker), max_bytes)
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         return str(self._log_path(worker))
 
     def restart(self, worker: int) -> None:
-        """See Job."""
+        """End what is left of a worker and start it again."""
         if worker in self._processes:
             _end(self._processes.pop(worker))
         self._start_unless_cancelled(worker)
@@ -101,7 +101,7 @@ class Processes:
                 self._start_unless_cancelled(worker)
 
     def cancel(self, grace_s: float) -> None:
-        """See Job."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
         with self._starting:
             self._is_cancelled = True
         self._end_all(list(self._processes.values()), grace_s)

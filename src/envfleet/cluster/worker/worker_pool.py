@@ -64,11 +64,11 @@ class WorkerPool:
         self._build()
 
     def close(self) -> None:
-        """Close the envs."""
+        """Close the pool and all of its envs."""
         self.envs.close()
 
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
-        """A row for each env."""
+        """Reset all envs, or those in the mask; the result has a row for each env."""
         self.require_open(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
