@@ -42,7 +42,7 @@ class RolloutActivity:
         return self._run.is_doing(self) and self._num_steps > 0
 
     def drop(self) -> None:
-        """Forget what was begun: another activity begins."""
+        """See Activity."""
         self._num_steps = 0
         self._agent = None
         self._held = None
@@ -131,7 +131,7 @@ class RolloutStream(Iterator[Rollout]):
             _issue(self._head, workers, self._num_steps)
 
     def __iter__(self) -> RolloutStream:
-        """Return the stream, which is its own iterator."""
+        """Return the stream."""
         return self
 
     def __next__(self) -> Rollout:
@@ -154,7 +154,7 @@ class RolloutStream(Iterator[Rollout]):
         raise StopIteration
 
     def drop(self) -> None:
-        """Forget what was begun: another activity begins."""
+        """See Activity."""
         self._held = None
 
     def resized(self, num_workers_before: int) -> None:

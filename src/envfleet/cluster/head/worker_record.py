@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
+
+import numpy as np
 
 from envfleet.cluster.head.answers import Answered, Result
 from envfleet.cluster.head.connections import Delivery
@@ -31,10 +33,10 @@ from envfleet.cluster.wire.orders import Numbered, Order, OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.wire.transfers import Transfers, num_bytes
-from envfleet.contract.arrays import Arrays
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
+Arrays = Mapping[str, np.ndarray[Any, Any]]
 Frames = list[Any]
 Deliver = Callable[[bytes, Frames], Delivery]
 

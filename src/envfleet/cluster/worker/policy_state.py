@@ -11,6 +11,8 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.policy import ExposesDistribution, Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 
+Arrays = dict[str, Array]
+
 
 class PolicyError(Exception):
     """The policy raised, or gave something that cannot be used. The cause is chained."""
@@ -82,7 +84,7 @@ class Probing:
         """Begin a rollout; `rows` are indices as probe_rows() returns them."""
         self._rows = rows
         self._num_envs = num_envs
-        self._states: list[dict[str, Array]] = []
+        self._states: list[Arrays] = []
 
     def see(self, t: int, memory: PolicyState) -> None:
         """Keep the state of a recurrent policy before step t, of the rows that are probed."""
@@ -92,11 +94,11 @@ class Probing:
         if first < last:
             self._states.append(memory.rows(self._rows[first:last] - t * self._num_envs))
 
-    def shown(self, policy: Policy, obs_tree: SpaceTree, obs: Sequence[Array]) -> tuple[dict[str, Array], str | None]:
+    def shown(self, policy: Policy, obs_tree: SpaceTree, obs: Sequence[Array]) -> tuple[Arrays, str | None]:
         """The arrays for the head, and the kind of distribution; `obs` are leaves of [T + 1, N, ...]."""
         if not len(self._rows):
             return {}, None
-        state: dict[str, Array] = {}
+        state: Arrays = {}
         if self._states:
             state = {name: np.concatenate([each[name] for each in self._states]) for name in self._states[0]}
         arrays = {f"probe_state.{name}": rows for name, rows in state.items()}

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,7 +41,7 @@ from envfleet.cluster.worker.link import Cancelled, Leave, Link
 from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.watchdog import leave_with_stdin
 from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
-from envfleet.contract.arrays import Arrays
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
@@ -52,6 +53,7 @@ from envfleet.pool.process.tolerant_output import tolerate_full_disk
 
 logger = logging.getLogger("envfleet.worker")
 
+Arrays = Mapping[str, Array]
 
 FAILED = 1  # the exit code of all that WorkerExit does not name
 
@@ -64,7 +66,7 @@ class Worker:
         self._link = link
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
-        self._policy = _WorkerPolicy()
+        self._held = _HeldPolicy()
         self._first_env_id = welcome.plan.first_env_id
         seed = welcome.plan.seed
         self._seeds = np.random.SeedSequence(None if seed is None else (seed, self._first_env_id, welcome.epoch, 1))
@@ -145,7 +147,7 @@ class Worker:
             raise
         ready = RolloutReady(
             order=order.order,
-            version=self._policy.version,
+            version=self._held.version,
             distribution=distribution,
             seconds=time.monotonic() - started_s,
             failures=[self._pool.failure(each) for each in failures],
@@ -159,21 +161,21 @@ class Worker:
 
     def _policy_for(self, order: Collect) -> Policy:
         """The local copy of the policy, brought up to date if the rule says so."""
-        link, current = self._link, self._policy
+        link, held = self._link, self._held
         link.drain()
         news = link.news.after_order(order)
-        is_due = news.should_pull(self._sync, current.version)
-        if current.policy is None or current.code_id < order.code_id:
-            current.build(*link.pull_code(current.code_id, order.order))
+        is_due = news.should_pull(self._sync, held.version)
+        if held.policy is None or held.code_id < order.code_id:
+            held.build(*link.pull_code(held.code_id, order.order))
         # It has none yet if it was just built, or if the order for which it was built has been cancelled.
-        if not current.has_weights or is_due:
-            weights, arrays = link.pull_weights(current.version, news.version, order.order)
-            while weights.code_id != current.code_id:  # the learner has changed its policy meanwhile
-                current.build(*link.pull_code(current.code_id, order.order))
-                weights, arrays = link.pull_weights(current.version, news.version, order.order)
-            current.load(weights, arrays)
-        assert current.policy is not None
-        return current.policy
+        if not held.has_weights or is_due:
+            weights, arrays = link.pull_weights(held.version, news.version, order.order)
+            while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
+                held.build(*link.pull_code(held.code_id, order.order))
+                weights, arrays = link.pull_weights(held.version, news.version, order.order)
+            held.load(weights, arrays)
+        assert held.policy is not None
+        return held.policy
 
     def _fail(self, order: int, kind: str, error: BaseException) -> None:
         logger.warning("order %d failed", order, exc_info=error)
@@ -183,7 +185,7 @@ class Worker:
         self._link.answer(OrderFailed(order=order, kind=kind, error=line, traceback=text, failures=failures))
 
 
-class _WorkerPolicy:
+class _HeldPolicy:
     """The worker's copy of the policy, and which one it is."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from envfleet.cluster.wire.messages import EnvFailure, PoolPlan, Reset, RowsRead
 from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
 from envfleet.cluster.wire.rollouts import FIXED
 from envfleet.cluster.worker.collector import Collector
-from envfleet.contract.arrays import Array, Arrays
+from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.infos import Infos, InfoTable
@@ -29,6 +29,7 @@ from envfleet.pool.registrations import register_all
 
 logger = logging.getLogger("envfleet.worker")
 
+Arrays = Mapping[str, Array]
 LOST = "the worker that ran it was lost"
 HUNG = "the pool of its worker hung"
 
@@ -64,11 +65,11 @@ class WorkerPool:
         self._build()
 
     def close(self) -> None:
-        """Close the pool and all of its envs."""
+        """Close the envs."""
         self.envs.close()
 
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
-        """Reset all envs, or those in the mask; the result has a row for each env."""
+        """A row for each env."""
         self.require_open(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
