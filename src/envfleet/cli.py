@@ -26,7 +26,7 @@ SOME_HEAD = "tcp://HEAD:PORT"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command."""
+    """Run the command that the arguments name."""
     own, learner = _split(list(sys.argv[1:] if argv is None else argv))
     parser = _parser()
     arguments = parser.parse_args(own)

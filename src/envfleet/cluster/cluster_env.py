@@ -1,4 +1,8 @@
-"""ClusterEnv: pools on many machines, as one gymnasium VectorEnv, and with the policy beside the envs (DETACH)."""
+"""ClusterEnv: pools on many machines, as one gymnasium VectorEnv, and with the policy beside the envs (DETACH).
+
+The file is long because it is the whole public API with its documentation; what the methods do is in the activities
+(stepping.py, rollout_activity.py, calling.py) and in run/.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from envfleet.cluster.network import Network
 from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
 from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
 from envfleet.cluster.run.run import Run
-from envfleet.cluster.stepping import Stepping, StepResult
+from envfleet.cluster.stepping import Stepping, StepResult, rows_of_batch
 from envfleet.cluster.sync import EveryUpdate, SyncRule
 from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.messages import PoolPlan
@@ -130,7 +134,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.num_envs_per_worker = self._pool.num_envs
         self.num_envs = self.num_workers * self.num_envs_per_worker
         self._given_batch_size = batch_size
-        self.batch_size = self._batch_size_of(batch_size, self.num_envs)
+        self.batch_size = rows_of_batch(batch_size, self.num_envs, self.num_envs_per_worker)
         self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else self._pool.autoreset
         self._first_seed = seed
         self._seed = seeds_of(seed, 1)[0]
@@ -227,7 +231,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 raise UsageError("a policy acts for all envs: step(agent) takes no env_id")
             return self._collecting.as_step(self.rollout(actions, 1))
         if env_id is not None and not self.closed:
-            self._require_batch(len(self._stepping.in_flight) + np.size(env_id) // self.num_envs_per_worker)
+            self._stepping.require_batch(self.batch_size, np.size(env_id) // self.num_envs_per_worker)
         self.send(actions, env_id)
         result = self._receive(self._timing.timeout_s)
         if env_id is not None or self.batch_size < self.num_envs:
@@ -391,7 +395,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if not stepping.has_results_to_come:
             raise NothingToReceive("no env is in flight: send() actions first")
         if not stepping.is_held:  # else a batch has come, and an error was raised for it
-            self._require_batch(len(stepping.in_flight))
+            stepping.require_batch(self.batch_size)
         result = self._receive(self._timing.timeout_s if timeout_s is None else timeout_s)
         result[4]["env_id"] = stepping.last_env_ids
         return result
@@ -488,7 +492,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if self._stepping.has_results_to_come or self._collecting.is_under_way:
             raise EnvBusy("workers have results to come: receive them, or finish the rollout, before you scale")
         num_envs = num_workers * self.num_envs_per_worker
-        batch_size = self._batch_size_of(self._given_batch_size, num_envs)
+        batch_size = rows_of_batch(self._given_batch_size, num_envs, self.num_envs_per_worker)
         seeds_of(self._first_seed, num_envs)
         is_more = num_workers > self.num_workers
         self._run.resize(*self._plans_for(num_workers), self._calling.attributes)
@@ -511,13 +515,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self._head.stats()
 
     def __enter__(self) -> Self:
-        """The cluster itself."""
+        """Return the cluster, which the end of the block closes."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the cluster."""
+        """Close the cluster at the end of the block."""
         self.close()
 
     # -- inside --
@@ -526,34 +530,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         plans = pool_plans(self._env, self._pool, self._seed, num_workers)
         return plans, env_pickles(self._env, plans)
 
-    def _batch_size_of(self, given: int | None, num_envs: int) -> int:
-        size = num_envs if given is None else whole_number("batch_size", given)
-        if size > num_envs or size % self.num_envs_per_worker:
-            raise UsageError(
-                f"batch_size must be a multiple of num_envs_per_worker={self.num_envs_per_worker}, at most "
-                f"{num_envs}; got {given}"
-            )
-        return size
-
-    def _require_batch(self, num_in_flight: int) -> None:
-        if self.batch_size < self.num_envs and num_in_flight < self._num_batch_workers():
-            num_envs = num_in_flight * self.num_envs_per_worker
-            raise NothingToReceive(
-                f"a batch has {self.batch_size} rows, but only {num_envs} envs are in flight: send() more"
-            )
-
-    def _num_batch_workers(self) -> int:
-        """Of the next batch: all that were sent, or in an asynchronous cluster the first `batch_size` rows."""
-        if self.batch_size == self.num_envs:
-            return len(self._stepping.in_flight)
-        return self.batch_size // self.num_envs_per_worker
-
     def _set_spaces(self) -> None:
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def _receive(self, timeout_s: float) -> StepResult:
-        result = self._stepping.recv(self._num_batch_workers(), timeout_s)
+        result = self._stepping.recv(self.batch_size, timeout_s)
         self._first_seed = None  # only now: a first reset() that timed out may be made again
         return result
 

@@ -13,7 +13,8 @@ from envfleet.cluster.wire.messages import Reset, Step
 from envfleet.cluster.wire.orders import Order
 from envfleet.cluster.wire.rollouts import RolloutForm, Rows
 from envfleet.contract.arrays import Array
-from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NotReset, UsageError
+from envfleet.contract.checks import whole_number
+from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NothingToReceive, NotReset, UsageError
 from envfleet.pool.batch_rows import rows_of_result
 
 StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -51,7 +52,7 @@ class Stepping:
         return self._held is not None
 
     def drop(self) -> None:
-        """See Activity."""
+        """Forget what was begun: another activity begins."""
         self._is_whole = False
         self.in_flight.clear()
         self._sent = []
@@ -134,10 +135,22 @@ class Stepping:
             self._run.begin(None)  # or the answers would be taken for those of later orders
             raise
 
-    def recv(self, num_workers: int, timeout_s: float) -> StepResult:
-        """Wait for the rows of `num_workers` workers, those that are ready first; after reset() for all."""
+    def require_batch(self, batch_size: int, num_more_workers: int = 0) -> None:
+        """Raise NothingToReceive if too few workers are in flight for a batch, with those that are to be sent now."""
+        num_envs = (len(self.in_flight) + num_more_workers) * self._run.num_envs_per_worker
+        if num_envs < batch_size < self._num_envs:
+            raise NothingToReceive(
+                f"a batch has {batch_size} rows, but only {num_envs} envs are in flight: send() more"
+            )
+
+    def recv(self, batch_size: int, timeout_s: float) -> StepResult:
+        """Wait for the workers that were sent; with fewer rows than all envs, for the first that are ready.
+
+        The batch of reset() has the rows of all workers.
+        """
         if self._held is None:
-            num_workers = self._run.num_workers if self._is_whole else num_workers
+            is_first_ready = batch_size < self._num_envs and not self._is_whole
+            num_workers = batch_size // self._run.num_envs_per_worker if is_first_ready else len(self.in_flight)
             self._run.wait_for_some(self.in_flight, num_workers, timeout_s, RECV_GOES_ON)
             workers = sorted(self._run.first_ready(self.in_flight)[:num_workers])
             self.in_flight.difference_update(workers)
@@ -160,8 +173,19 @@ class Stepping:
         return rows_of_result(self._form.obs, result, rows)
 
     def rows_of(self, worker: int) -> slice:
-        """The envs of a worker."""
+        """The rows that belong to the envs of a worker."""
         return slice(worker * self._run.num_envs_per_worker, (worker + 1) * self._run.num_envs_per_worker)
+
+
+def rows_of_batch(given: int | None, num_envs: int, num_envs_per_worker: int) -> int:
+    """The rows of a batch: those of some workers, or of all if none are given."""
+    size = num_envs if given is None else whole_number("batch_size", given)
+    if size > num_envs or size % num_envs_per_worker:
+        raise UsageError(
+            f"batch_size must be a multiple of num_envs_per_worker={num_envs_per_worker}, at most {num_envs}; "
+            f"got {given}"
+        )
+    return size
 
 
 def workers_of(env_ids: Array, num_workers: int, num_envs_per_worker: int) -> dict[int, Array]:

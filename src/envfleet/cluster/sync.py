@@ -31,7 +31,7 @@ class Announcement(Protocol):
 
     @property
     def version(self) -> int:
-        """The newest version."""
+        """The newest version that the head has announced."""
 
     @property
     def divergence(self) -> float | None:
@@ -81,7 +81,7 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
     measure_every: int = 1  # versions between two measurements; raise it where updates are many and small
 
     def __post_init__(self) -> None:
-        """Check the settings."""
+        """Raise UsageError if a setting is wrong."""
         threshold = float(positive("threshold", self.threshold, ". To pull always: EveryUpdate()"))
         msgspec.structs.force_setattr(self, "threshold", threshold)  # a number of NumPy's cannot travel
         for name in ("max_lag", "num_probes", "measure_every"):
@@ -143,7 +143,7 @@ class Every(_LagRule, frozen=True, tag="every"):
     k: int
 
     def __post_init__(self) -> None:
-        """Check the settings."""
+        """Raise UsageError if a setting is wrong."""
         msgspec.structs.force_setattr(self, "k", whole_number("k", self.k))
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:

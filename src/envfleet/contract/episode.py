@@ -16,10 +16,10 @@ class Env(Protocol):
     """The part of a Gymnasium environment that an episode needs."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
+        """Start an episode and return its first observation."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take one step."""
+        """Take one step and return what Gymnasium envs return."""
 
     def close(self) -> None:
         """Release the resources of the env."""

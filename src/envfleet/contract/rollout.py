@@ -50,7 +50,7 @@ class Rollout(Generic[ArrayT]):
 
     @property
     def num_steps(self) -> int:
-        """T: steps of each env."""
+        """T, the number of steps of each env."""
         return self.rewards.shape[0]
 
     @property

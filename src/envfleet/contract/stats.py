@@ -71,7 +71,7 @@ class RunStats:
         )
 
     def __str__(self) -> str:
-        """Return the summary."""
+        """Return the summary of the run in one line."""
         return self.summary
 
 

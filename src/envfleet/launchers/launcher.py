@@ -34,6 +34,9 @@ class WorkerJob:
 
         Args:
             worker: The number of the worker, or text that the engine replaces by it.
+
+        Returns:
+            `argv`, and the number of the worker.
         """
         return (*self.argv, "--worker", str(worker))
 
@@ -77,7 +80,14 @@ class Job(Protocol):
         ...
 
     def status(self, worker: int) -> WorkerStatus:
-        """Return the state of one worker; while the engine does not answer, the last state that it reported."""
+        """Return the state of one worker.
+
+        Args:
+            worker: The number of the worker.
+
+        Returns:
+            Its state; while the engine does not answer, the last state that it reported.
+        """
         ...
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
@@ -93,11 +103,21 @@ class Job(Protocol):
         ...
 
     def log_place(self, worker: int) -> str:
-        """Return where the whole log of a worker is: a file, or the command that shows it."""
+        """Return where the whole log of a worker is.
+
+        Args:
+            worker: The number of the worker.
+
+        Returns:
+            The path of a file, or the command that shows the log.
+        """
         ...
 
     def restart(self, worker: int) -> None:
         """End what is left of a worker and start it again.
+
+        Args:
+            worker: The number of the worker.
 
         Raises:
             ClusterError: The engine refuses, or does not answer.
@@ -106,6 +126,9 @@ class Job(Protocol):
 
     def resize(self, num_workers: int) -> None:
         """Start workers up to this number, or end those from this number on.
+
+        Args:
+            num_workers: The number of workers from now on.
 
         Raises:
             ClusterError: The engine refuses, or does not answer.
@@ -149,6 +172,12 @@ class Launcher(Protocol):
 
     def launch(self, job: WorkerJob) -> Job:
         """Start all workers of a job.
+
+        Args:
+            job: What to start.
+
+        Returns:
+            The workers; they may still be PENDING.
 
         Raises:
             UsageError: A setting is wrong, in the engine's words.

@@ -89,17 +89,17 @@ class ManualJob:
         return False
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         if worker >= self._num_workers:
             return WorkerStatus(WorkerState.ENDED, "it is no longer needed")
         return WorkerStatus(WorkerState.PENDING, f"to be started by hand: {self.command(worker)}")
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         return ""
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         return "where it was started by hand"
 
     def restart(self, worker: int) -> None:

@@ -30,11 +30,11 @@ class OwnedJob:
 
     @property
     def revives(self) -> bool:
-        """See Job."""
+        """Whether the engine restarts failed workers by itself."""
         return self.unguarded.revives
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         if self._is_cancelled:
             return WorkerStatus(WorkerState.ENDED, "the run is over")
         if self._is_forked:
@@ -44,27 +44,27 @@ class OwnedJob:
         return status
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         if self._is_forked:
             return f"(its log cannot be read in a fork of process {self._owner_pid}, which started it)"
         return self.unguarded.log(worker, max_bytes)
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         return self.unguarded.log_place(worker)
 
     def restart(self, worker: int) -> None:
-        """See Job."""
+        """End what is left of a worker and start it again."""
         if not self._is_over:
             self.unguarded.restart(worker)
 
     def resize(self, num_workers: int) -> None:
-        """See Job."""
+        """Start workers up to this number, or end those from this number on."""
         if not self._is_over:
             self.unguarded.resize(num_workers)
 
     def cancel(self, grace_s: float) -> None:
-        """See Job."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
         if not self._is_over:
             self._is_cancelled = True  # first: another thread must not start workers meanwhile
             self.unguarded.cancel(grace_s)

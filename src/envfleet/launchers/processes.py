@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class Command:
 class Processes:
     """A Job of child processes of this one.
 
+    No process is started after cancel(), also not by a restart() or resize() that another thread has begun before.
+
     Args:
         num_workers: The number of workers to start.
         log_dir: The folder for their logs; it is created.
@@ -51,6 +54,8 @@ class Processes:
         self._command_of = command_of
         self._what = what
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._starting = threading.Lock()  # held while a process is started; guards _is_cancelled
+        self._is_cancelled = False
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -63,11 +68,11 @@ class Processes:
 
     @property
     def revives(self) -> bool:
-        """See Job."""
+        """Whether the engine restarts failed workers by itself."""
         return False
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         if worker not in self._processes:
             return WorkerStatus(WorkerState.ENDED, "it was not started")
         if not _has_ended(self._processes[worker]):
@@ -75,28 +80,30 @@ class Processes:
         return WorkerStatus(WorkerState.ENDED, how_it_ended(self._processes[worker].returncode))
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         return end_of_file(self._log_path(worker), max_bytes)
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         return str(self._log_path(worker))
 
     def restart(self, worker: int) -> None:
-        """See Job."""
+        """End what is left of a worker and start it again."""
         if worker in self._processes:
             _end(self._processes.pop(worker))
-        self._processes[worker] = self._start(worker)
+        self._start_unless_cancelled(worker)
 
     def resize(self, num_workers: int) -> None:
         """See Job. The head has told surplus workers to leave; they are ended now."""
         self._end_all([self._processes.pop(worker) for worker in sorted(self._processes) if worker >= num_workers], 1.0)
         for worker in range(num_workers):
             if worker not in self._processes:
-                self._processes[worker] = self._start(worker)
+                self._start_unless_cancelled(worker)
 
     def cancel(self, grace_s: float) -> None:
-        """See Job."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
+        with self._starting:
+            self._is_cancelled = True
         self._end_all(list(self._processes.values()), grace_s)
 
     def _end_all(self, processes: list[subprocess.Popen[bytes]], grace_s: float) -> None:
@@ -114,8 +121,13 @@ class Processes:
     def _log_path(self, worker: int) -> Path:
         return self._log_dir / f"worker-{worker}.log"
 
-    def _start(self, worker: int) -> subprocess.Popen[bytes]:
+    def _start_unless_cancelled(self, worker: int) -> None:
         command = self._command_of(worker)
+        with self._starting:
+            if not self._is_cancelled:
+                self._processes[worker] = self._start(worker, command)
+
+    def _start(self, worker: int, command: Command) -> subprocess.Popen[bytes]:
         try:
             log = open(self._log_path(worker), "ab")  # noqa: SIM115 - closed below, when the process has its own copy
         except OSError:

@@ -227,11 +227,11 @@ class SshJob:
 
     @property
     def revives(self) -> bool:
-        """See Job."""
+        """Whether the engine restarts failed workers by itself."""
         return False
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         status = self._processes.status(worker)
         host = self._launcher.host_of(worker)
         if status.state is WorkerState.RUNNING:
@@ -249,19 +249,19 @@ class SshJob:
         return end
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         return self._processes.log(worker, max_bytes)
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         return self._processes.log_place(worker)
 
     def restart(self, worker: int) -> None:
-        """See Job."""
+        """End what is left of a worker and start it again."""
         self._processes.restart(worker)
 
     def resize(self, num_workers: int) -> None:
-        """See Job."""
+        """Start workers up to this number, or end those from this number on."""
         self._processes.resize(num_workers)
         self._num_workers = num_workers
 

@@ -51,7 +51,7 @@ class RecurrentTorchPolicy:
         self._names = _names(len(first) if self._is_tuple else 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the module."""
+        """Pickle the module alone."""
         return RecurrentTorchPolicy, (self.module,)
 
     def initial_state(self, num_rows: int) -> dict[str, Array]:

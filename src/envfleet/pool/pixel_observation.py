@@ -20,7 +20,7 @@ _GREY = np.array([0.2125, 0.7154, 0.0721])  # shares of red, green and blue; as 
 
 
 class PixelObservation(gymnasium.Wrapper[Array, Any, Any, Any], gymnasium.utils.RecordConstructorArgs):
-    """Needs an env with `render_mode="rgb_array"`. Draws once when it is built, so that whoever cannot says so then."""
+    """Needs an env with `render_mode="rgb_array"`. Draws once when it is built: an env that cannot fails then."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], pixels: Pixels) -> None:
         """See Pixels."""

@@ -209,7 +209,7 @@ class DeafHead:
         return len(self._connections)
 
     def __enter__(self) -> DeafHead:
-        """Return this head."""
+        """Return this head, which the end of the block closes."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ class _FreshObs(ScriptedEnv):
     """Never reuses an observation: in same-step mode SyncVectorEnv does not copy the final one before the reset."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
+        """Start an episode with a new observation."""
         self._state = self._state.copy()
         return super().reset(seed=seed, options=options)
 

@@ -57,7 +57,7 @@ class WrongResultEnv(gymnasium.Env[Any, Any]):
         self._num_steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode."""
+        """Start an episode, as Gymnasium envs do."""
         super().reset(seed=seed)
         self._num_steps = 0
         if options:

@@ -36,7 +36,7 @@ def test_there_is_no_such_worker(membership, worker):
 
 def test_to_join_twice_changes_nothing(membership):
     member = join(membership, 0, b"a", 1.0)
-    membership.connection_closed(b"a", 1.5)
+    membership.member(b"a").connection_closed(1.5)
     assert join(membership, 0, b"a", 2.0) is member
     assert (member.epoch, member.heard_s, member.gone_s) == (1, 2.0, None)
 
@@ -75,7 +75,7 @@ def test_an_older_process_that_leaves_does_not_take_the_newer_along(membership):
 
 def test_strangers_are_nobody(membership):
     assert membership.heard_from(b"x", 1.0) is None
-    membership.connection_closed(b"x", 1.0)
+    assert membership.member(b"x") is None
     assert membership.leave(b"x") is None
     assert membership.take_lost(1e9) == []
 
@@ -88,8 +88,8 @@ def test_slow_is_not_dead(membership):
 
 def test_a_connection_may_stay_closed_for_reconnect_s(membership):
     member = join(membership, 0, b"a", 0.0)
-    membership.connection_closed(b"a", 10.0)
-    membership.connection_closed(b"a", 14.0)  # the first time counts
+    membership.member(b"a").connection_closed(10.0)
+    membership.member(b"a").connection_closed(14.0)  # the first time counts
     assert membership.take_lost(15.0) == []
     ((lost, why),) = membership.take_lost(15.1)
     assert lost is member
@@ -100,10 +100,10 @@ def test_a_connection_may_stay_closed_for_reconnect_s(membership):
 
 def test_who_comes_back_in_time_is_not_lost(membership):
     join(membership, 0, b"a", 0.0)
-    membership.connection_closed(b"a", 10.0)
+    membership.member(b"a").connection_closed(10.0)
     membership.heard_from(b"a", 14.9)
     assert membership.take_lost(1e9) == []
-    membership.connection_closed(b"a", 20.0)
+    membership.member(b"a").connection_closed(20.0)
     assert membership.take_lost(24.0) == []
     assert len(membership.take_lost(25.1)) == 1
 
@@ -111,7 +111,7 @@ def test_who_comes_back_in_time_is_not_lost(membership):
 def test_only_the_closed_one_is_lost(membership):
     join(membership, 0, b"a")
     join(membership, 1, b"b")
-    membership.connection_closed(b"b", 0.0)
+    membership.member(b"b").connection_closed(0.0)
     assert [member.worker for member, _ in membership.take_lost(6.0)] == [1]
     assert [member.worker for member in membership.members] == [0]
 

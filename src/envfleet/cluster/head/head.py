@@ -221,7 +221,7 @@ class Head:
     # -- what the socket calls --
 
     def tick(self, now_s: float) -> None:
-        """Do what is due."""
+        """Send again what was not received, and drop who is lost, if it is time."""
         self.fleet.tick(now_s)
 
     def connected(self, process: bytes) -> None:

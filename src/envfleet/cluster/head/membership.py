@@ -85,12 +85,6 @@ class Membership:
         """Whether a process was a member once, and left, was lost, replaced or dismissed."""
         return process in self._former
 
-    def connection_closed(self, process: bytes, now_s: float) -> None:
-        """A message could not be sent to a process: its connection is closed."""
-        member = self._members.get(process)
-        if member is not None:
-            member.connection_closed(now_s)
-
     def leave(self, process: bytes) -> Member | None:
         """A process has left, ended, or been replaced; messages that it still sends do not count."""
         member = self._members.pop(process, None)

@@ -13,7 +13,7 @@ MOST_TRY_AGAIN_S = 300.0
 
 
 class Stage(enum.Enum):
-    """Where a worker is."""
+    """Where a worker's process is between its start and its loss."""
 
     STARTING = "starting"  # the launcher was asked for it; it has not joined
     PRESENT = "present"

@@ -49,7 +49,7 @@ class JobMonitor:
         self._thread.join(LONGEST_CALL_S)
 
     def cancel(self, grace_s: float) -> None:
-        """End all workers."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
         is_ours = self._lock.acquire(timeout=SHORT_WAIT_S)  # close() has waited before
         try:
             self._job.cancel(grace_s)

@@ -46,7 +46,7 @@ class Activity(Protocol):
 
 
 class Run:
-    """One run of a cluster."""
+    """One run of a cluster: its head, its folder and its launcher's job."""
 
     def __init__(self, config: HeadConfig, launcher: Launcher) -> None:
         """Bind the head, and ask the launcher for the workers."""

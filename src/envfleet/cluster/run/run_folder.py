@@ -19,7 +19,7 @@ CONTENTS = ("head", "keys", "worker-*.log")
 # (device, inode) of each lock that this process holds -> its pid, since a fork has this dictionary too, and the file.
 # A POSIX lock belongs to a process: it ends with the head even if a fork lives on. It is also released when the
 # process closes *any* file descriptor of the locked file, and does not stop the process itself: never open our own.
-_held: dict[tuple[int, int], tuple[int, int]] = {}
+_locks: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 def make_run_folder() -> Path:
@@ -41,7 +41,7 @@ def remove_run_folder(folder: Path) -> None:
     """Remove the folder of a run of this process."""
     identity = _identity(folder / LOCK)
     _remove(folder)
-    pid, file = (0, 0) if identity is None else _held.pop(identity, (0, 0))
+    pid, file = (0, 0) if identity is None else _locks.pop(identity, (0, 0))
     if pid == os.getpid():
         os.close(file)
 
@@ -49,7 +49,7 @@ def remove_run_folder(folder: Path) -> None:
 def remove_if_abandoned(folder: Path) -> None:
     """Remove the folder of a run whose head is dead. One without a lock is not ours to judge, and stays."""
     identity = _identity(folder / LOCK)
-    if identity is None or _held.get(identity, (0, 0))[0] == os.getpid() or not _is_private(folder):
+    if identity is None or _locks.get(identity, (0, 0))[0] == os.getpid() or not _is_private(folder):
         return
     try:
         file = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,10 +73,10 @@ def _hold_lock(folder: Path) -> None:
     identity = status.st_dev, status.st_ino
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _held[identity] = os.getpid(), file
+        _locks[identity] = os.getpid(), file
         new.rename(folder / LOCK)
     except BaseException:
-        _held.pop(identity, None)
+        _locks.pop(identity, None)
         os.close(file)
         raise
 

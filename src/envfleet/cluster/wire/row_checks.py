@@ -35,7 +35,7 @@ class SuspectRows:
     out_of_bounds_env: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether any row is suspect."""
         return bool(self.num_nan or self.num_out_of_bounds)
 
 
@@ -46,7 +46,6 @@ class RowChecks:
     """Of one worker's rows and rollouts, whose shapes and dtypes have been checked."""
 
     def __init__(self, obs: SpaceTree, actions: SpaceTree) -> None:
-        """Of these spaces."""
         self.obs = [Bounds(leaf) for leaf in obs.leaves]
         self.frames = [Bounds(_newest_frame(leaf)) for leaf in obs.leaves]  # of stacks: what is new in each
         self._actions = [Bounds(leaf) for leaf in actions.leaves]

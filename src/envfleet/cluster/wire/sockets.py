@@ -35,7 +35,7 @@ class RunKeys:
 
     @classmethod
     def make(cls) -> RunKeys:
-        """New ones."""
+        """Make new keys for head and workers."""
         return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
 
     def for_workers(self) -> str:

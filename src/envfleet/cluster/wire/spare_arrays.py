@@ -27,7 +27,6 @@ class SpareArrays:
     """Hands out arrays. One is free when nobody else refers to it: neither the outbox, nor ZeroMQ, nor a view of it."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._arrays: list[Array] = []
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> Array:

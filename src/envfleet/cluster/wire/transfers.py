@@ -301,7 +301,6 @@ class Digests:
     """Hashes of messages. The last ones are remembered: the same weights go to many workers."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
         self._known: deque[tuple[Frames, bytes]] = deque(maxlen=2)
 
     def of(self, frames: Frames) -> bytes:
@@ -323,7 +322,7 @@ def digest_of(frames: Frames) -> bytes:
 
 
 def num_bytes(frames: Frames) -> int:
-    """Of a whole message."""
+    """The bytes of all frames of a message."""
     return sum(len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes for frame in frames)
 
 

@@ -41,5 +41,5 @@ def to_bfloat16(array: Array) -> Array:
 
 
 def from_bfloat16(halves: Array) -> Array:
-    """As float32."""
+    """Return values that travelled as bfloat16 as float32."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from envfleet.cluster.sync import News
@@ -34,13 +34,12 @@ from envfleet.cluster.wire.messages import (
 from envfleet.cluster.wire.orders import Numbered, Outbox
 from envfleet.cluster.wire.transfers import num_bytes
 from envfleet.cluster.worker.socket import FIRST_RESEND_S, WorkerSocket
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Arrays
 from envfleet.contract.errors import ClusterError
 from envfleet.contract.exits import WorkerExit
 
 logger = logging.getLogger("envfleet.worker")
 
-Arrays = Mapping[str, Array]
 
 JOIN_S = 60.0  # for an answer to Join
 PULL_S = 60.0  # for an answer to a pull, or the next chunk of it

@@ -94,7 +94,7 @@ class Worker:
                 self._fail(order.order, "env" if isinstance(error, EnvFailed) else "order", error)
 
     def close(self) -> None:
-        """Close the pool."""
+        """Close the pool and its envs."""
         self._pool.close()
 
     def _introduction(self) -> tuple[Ready, Arrays]:

@@ -72,7 +72,7 @@ class KubernetesApi:
         self._deadline_s = deadline_s
 
     def create_secret(self, manifest: Object) -> Object:
-        """Create a Secret."""
+        """Create a Secret in the namespace."""
         return self._ask(
             self._core.create_namespaced_secret, "create", "secrets", body=manifest, field_validation=STRICT
         )
@@ -89,11 +89,11 @@ class KubernetesApi:
             self._ask(self._core.delete_namespaced_secret, "delete", "secrets", name=name)
 
     def create_job(self, manifest: Object) -> Object:
-        """Create a Job."""
+        """Create a Job in the namespace."""
         return self._ask(self._batch.create_namespaced_job, "create", "jobs", body=manifest, field_validation=STRICT)
 
     def patch_job(self, name: str, spec: Mapping[str, Any]) -> Object:
-        """Change a Job's spec."""
+        """Change fields of a Job's spec."""
         call, body = self._batch.patch_namespaced_job, {"spec": dict(spec)}
         return self._ask(call, "patch", "jobs", name=name, body=body, field_validation=STRICT)
 

@@ -97,11 +97,11 @@ class KubernetesJob:
 
     @property
     def revives(self) -> bool:
-        """See Job."""
+        """Whether the engine restarts failed workers by itself."""
         return True
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         if time.monotonic() >= self._next_look_s:
             self._try_to_look()
         return self._statuses.get(worker, WorkerStatus(WorkerState.PENDING, f"Job {self._run} is new"))
@@ -121,7 +121,7 @@ class KubernetesJob:
         return (text or self._last_logs.get(worker, ""))[-max_bytes:]
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         pod, context = self._objects.pod(worker), self._settings.context
         of_context = f" --context {context}" if context else ""
         what = name_of(pod) if pod is not None else f"-l {self._selector}"
@@ -147,7 +147,7 @@ class KubernetesJob:
         self._next_look_s = time.monotonic() + LOOK_SOON_S
 
     def resize(self, num_workers: int) -> None:
-        """See Job."""
+        """Start workers up to this number, or end those from this number on."""
         if num_workers == self._num_workers:
             return
         self._look()
@@ -170,7 +170,7 @@ class KubernetesJob:
         self._next_look_s = time.monotonic() + LOOK_SOON_S
 
     def cancel(self, grace_s: float) -> None:
-        """See Job."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
         self._clear_up(time.monotonic() + grace_s + LEAVE_S)
         self._objects = RunObjects((), ())  # log() has no pod to ask for
 

@@ -153,8 +153,8 @@ def needs_warnings(situation: Situation, age_s: float) -> bool:
 
 
 def _without_pod(job: Object, worker: int, warnings: Sequence[Object]) -> Situation:
-    if _is_held(job):
-        return _held(job)
+    if _is_paused(job):
+        return _paused(job)
     end = _end_for(job, worker)
     if end is not None:
         return Situation(Kind.ENDED, end, uid_of(job))
@@ -170,8 +170,8 @@ def _without_pod(job: Object, worker: int, warnings: Sequence[Object]) -> Situat
 
 def _with_pod(pod: Object, job: Object | None, worker: int, warnings: Sequence[Object]) -> Situation:
     uid, where = uid_of(pod), f"pod {name_of(pod)}{node_words(pod)}"
-    if job is not None and _is_held(job) and (has_ended(pod) or is_leaving(pod)):
-        return _held(job)
+    if job is not None and _is_paused(job) and (has_ended(pod) or is_leaving(pod)):
+        return _paused(job)
     if has_ended(pod):
         return _with_ended_pod(pod, f"{where} {end_words(pod)}", job, worker)
     where += f" is being deleted{disruption_words(pod)}" if is_leaving(pod) else ""
@@ -220,12 +220,12 @@ def _starting(pod: Object, where: str, waiting: Object, warnings: Sequence[Objec
     return Situation(Kind.QUEUED, words, uid_of(pod))
 
 
-def _is_held(job: Object) -> bool:
+def _is_paused(job: Object) -> bool:
     """Return whether a Job is suspended and not over: its workers wait, also those that have failed too often."""
     return is_suspended(job) and job_end(job) is None
 
 
-def _held(job: Object) -> Situation:
+def _paused(job: Object) -> Situation:
     words = "is suspended: its workers wait until it is resumed (by Kueue, when there is room)"
     return Situation(Kind.QUEUED, f"Job {name_of(job)} {words}", uid_of(job))
 

@@ -82,11 +82,11 @@ class RayJob:
 
     @property
     def revives(self) -> bool:
-        """See Job."""
+        """Whether the engine restarts failed workers by itself."""
         return True
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         if worker not in self._actors:
             return WorkerStatus(WorkerState.ENDED, "it was not started")
         if not self._session.is_alive:
@@ -98,7 +98,7 @@ class RayJob:
         return record.status
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         record = self._actors.get(worker)
         reason = "its actor does not run"
         if record is not None and record.status.state is not WorkerState.PENDING and self._session.is_alive:
@@ -113,7 +113,7 @@ class RayJob:
         return "" if begun is None else f"(its log, {self.log_place(worker)}, cannot be read: {reason})"
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         begun = self._begun(worker)
         if begun is None:
             return f"{self._log_name(worker)} in Ray's folder for logs on its node, once it has one"
@@ -143,7 +143,7 @@ class RayJob:
         self._start([worker for worker in range(num_workers) if worker not in self._actors])
 
     def cancel(self, grace_s: float) -> None:
-        """See Job."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
         try:
             if self._session.is_alive:
                 self._end_all(self._actors, grace_s)

@@ -83,7 +83,7 @@ class ArrayJob:
         return True
 
     def status(self, worker: int) -> WorkerStatus:
-        """See Job."""
+        """Return the state of one worker."""
         self._watch.look()
         element_id = self._elements.get(worker)
         if element_id is None:
@@ -100,15 +100,15 @@ class ArrayJob:
         return WorkerStatus(WorkerState.ENDED, detail)
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         return end_of_file(self._log_dir / f"worker-{worker}.log", max_bytes)
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         return str(self._log_dir / f"worker-{worker}.log")
 
     def restart(self, worker: int) -> None:
-        """See Job."""
+        """End what is left of a worker and start it again."""
         element_id = self._elements.get(worker)
         if element_id is not None:
             with contextlib.suppress(ClusterError):  # if it still runs, the head refuses it: it is not the newest
@@ -116,7 +116,7 @@ class ArrayJob:
         self._submit([worker])
 
     def resize(self, num_workers: int) -> None:
-        """See Job."""
+        """Start workers up to this number, or end those from this number on."""
         surplus = [worker for worker in self._elements if worker >= num_workers]
         if surplus:
             self._scancel([self._elements[worker] for worker in surplus])
@@ -127,7 +127,7 @@ class ArrayJob:
             self._submit(missing)
 
     def cancel(self, grace_s: float) -> None:
-        """See Job."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
         self._is_cancelled = True
         self._watch.close()
         deadline_s = time.monotonic() + grace_s + CANCEL_S
@@ -248,7 +248,7 @@ class StepsJob:
 
     @property
     def revives(self) -> bool:
-        """See Job."""
+        """Whether the engine restarts failed workers by itself."""
         return False
 
     def status(self, worker: int) -> WorkerStatus:
@@ -264,21 +264,21 @@ class StepsJob:
         return WorkerStatus(WorkerState.RUNNING, f"step {step_id or ''} of Slurm job {self._job_id}")
 
     def log(self, worker: int, max_bytes: int = 4000) -> str:
-        """See Job."""
+        """Return the end of what a worker has printed."""
         return self._processes.log(worker, max_bytes)
 
     def log_place(self, worker: int) -> str:
-        """See Job."""
+        """Return where the whole log of a worker is."""
         return self._processes.log_place(worker)
 
     def restart(self, worker: int) -> None:
-        """See Job."""
+        """End what is left of a worker and start it again."""
         self._end_steps([worker])
         self._processes.restart(worker)
         self._watch.look_soon()
 
     def resize(self, num_workers: int) -> None:
-        """See Job."""
+        """Start workers up to this number, or end those from this number on."""
         surplus = [worker for worker in self._started_s if worker >= num_workers]
         self._end_steps(surplus)
         for worker in surplus:
@@ -297,7 +297,7 @@ class StepsJob:
                 run_slurm(["scancel", "--quiet", *step_ids], timeout_s=ANSWER_S)
 
     def cancel(self, grace_s: float) -> None:
-        """See Job."""
+        """End all workers; they have `grace_s` seconds to leave by themselves."""
         self._watch.close()
         self._processes.cancel(grace_s)
 

@@ -34,11 +34,11 @@ _FIXED = {
 class AtariSettings:
     """What `env_kwargs` may say for Atari games. The defaults are EnvPool's."""
 
-    frame_skip: int = 4  # an action is repeated for so many frames; the observation is the brighter of the last two
-    stack_num: int = 4  # so many observations one behind the other, the newest last
+    frame_skip: int = 4  # frames for which an action is repeated; the observation is the brighter of the last two
+    stack_num: int = 4  # number of observations one behind the other, the newest last
     screen_size: int | tuple[int, int] = 84  # of the observation: (width, height), or one number for both
     grayscale_obs: bool = True  # False: RGB, [stack_num, height, width, 3]
-    noop_max: int = 30  # an episode starts after 1 to so many no-ops; 0: none
+    noop_max: int = 30  # an episode starts after 1 to noop_max no-ops; 0: none
     fire_reset: bool = True  # then FIRE, in games that have it as an action: some wait for it
     terminal_on_life_loss: bool = False  # a lost life ends the episode; the next one is a new game (Gymnasium's)
     episodic_life: bool = False  # a lost life ends the episode; the next one goes on with the game (EnvPool's)
