@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from numpy.testing import assert_allclose, assert_array_equal, assert_array_max_ulp
+from numpy.testing import assert_allclose, assert_array_max_ulp
 
 import envfleet
+from tests.support.equal_arrays import assert_array_equal
 
 pytestmark = pytest.mark.slow
 
