@@ -9,6 +9,8 @@ NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 FORMATTED_SOURCES := $(NATIVE_SOURCES) $(shell find benchmarks tests -name '*.h' -o -name '*.cc' -o -name '*.c')
 NATIVE := $(NATIVE_SOURCES) CMakeLists.txt $(wildcard cmake/*.cmake)
 JOBS := $(shell nproc)
+# Where it is set, each of the thousand workers that tests start would compile all modules: 0.66 s of CPU instead of 0.37 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: demo test-quick test test-all test-others coverage check sanitize chaos bench bench-cluster bench-sync docs clean

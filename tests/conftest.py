@@ -10,6 +10,13 @@ import pytest
 
 from tests.support.waiting import own_children, wait_until
 
+with contextlib.suppress(ImportError):  # `make test-others` has no Hypothesis
+    from hypothesis import HealthCheck, settings
+
+    # By default an example that takes 200 ms fails, as any may on a busy machine: tests do not assert on time.
+    settings.register_profile("envfleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("envfleet")
+
 # A shell ignores Ctrl-C for what it runs in the background, and so would the scripts that are interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

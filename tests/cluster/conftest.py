@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.cluster.forked_workers import forked_workers
 from tests.support.cluster.tun_wire import NoWire, require_tun
 from tests.support.cluster.zero_copy import start_thread_of_pyzmq
 from tests.support.run_folders import own_run_folders
@@ -27,3 +28,11 @@ def tun_wire_or_skip():
         require_tun()
     except NoWire as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def quick_workers(request):
+    """Workers of this module are forked, from a process that has imported its `FORKED_WITH`: see forked_workers.py."""
+    modules = getattr(request.module, "FORKED_WITH", ())
+    with pytest.MonkeyPatch.context() as monkeypatch, forked_workers(monkeypatch, modules):
+        yield

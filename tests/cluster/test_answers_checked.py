@@ -33,7 +33,7 @@ from tests.support.cluster.hand_worker import ByHand, HandWorker, cancelled
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 T, N = 5, 2
 AGENT = Agent()

@@ -28,7 +28,8 @@ from tests.support.agents.aps_agents import (
 )
 from tests.support.agents.detach_agents import DiscreteAgent
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+FORKED_WITH = ("torch",)
 
 T, N = 8, 3  # steps, envs of each worker
 THRESHOLD, MAX_LAG, NUM_PROBES = 0.05, 6, 16

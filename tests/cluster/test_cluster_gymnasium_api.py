@@ -12,6 +12,8 @@ import envfleet
 from envfleet import ClusterEnv, EnvFailed, NothingToReceive, UsageError
 from envfleet.testing import Act, ScriptedEnv
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 STEP = 1
 
 

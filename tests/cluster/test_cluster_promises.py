@@ -26,11 +26,11 @@ from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent, CountingEnv
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 AGENT = Agent()
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}
-HUNG = {**QUICK, "backend": "process", "pool_timeout_s": 5.0, "pool_workers": 1}
+HUNG = {**QUICK, "backend": "process", "pool_timeout_s": 3.0, "pool_workers": 1}
 NUM_STEPS = 3
 
 
@@ -354,7 +354,7 @@ def test_after_a_hung_step_on_a_worker(tmp_path, mode):
     """EnvFailed with the stack; recv() has truncated rows, and no reset() is needed."""
     with cluster(tmp_path, num_workers=1, num_envs=2, autoreset_mode=mode, **HUNG) as envs:
         before = envs.reset(seed=0)[0].copy()
-        with held(tmp_path), pytest.raises(EnvFailed, match=r"hung.*no full batch after 5 s") as caught:
+        with held(tmp_path), pytest.raises(EnvFailed, match=r"hung.*no full batch after 3 s") as caught:
             envs.step(acts(envs))
         assert caught.value.env_id in (0, 1) and "in _obey" in str(caught.value)
         assert "Nothing is lost" not in str(caught.value)
@@ -415,7 +415,7 @@ def test_after_a_hung_rollout_on_a_worker(tmp_path):
         goes_on(envs)
 
 
-@pytest.mark.parametrize("then", ["call", "set_attr", "step", "rollout", "reset some"])
+@pytest.mark.parametrize("then", ["call", "step", "rollout", "reset some"])
 def test_after_a_hung_call_on_a_worker(tmp_path, then):
     """Its pool is built anew: what comes next works, and steps tell of the lost episodes."""
     mode = "disabled" if then == "reset some" else None
@@ -425,7 +425,6 @@ def test_after_a_hung_call_on_a_worker(tmp_path, then):
             envs.call("wait")
         if then == "call":
             assert envs.call("wait") == ("waited",) * 2
-        elif then == "set_attr":
             envs.set_attr("level", 4)
             assert envs.get_attr("level") == (4, 4)
         elif then == "rollout":

@@ -23,7 +23,8 @@ from tests.support.agents.detach_agents import CountingPolicy, DictAgent, Discre
 from tests.support.envs.detach_envs import BigEnv, EveryKindEnv, StackEnv
 from tests.support.scripts import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+FORKED_WITH = ("torch",)
 
 
 class Replay:

@@ -18,10 +18,11 @@ from envfleet.testing import CHECKS, PYTHON_ENV_CHECKS, Act, BoxActionEnv, Progr
 from envfleet.testing import conformance as suite
 from envfleet.testing.cluster_arguments import cluster_arguments
 from envfleet.testing.programs import HARMLESS, require_equal
+from tests.support.checks_and_modes import checks_and_modes
 from tests.support.envs.detach_envs import ACTION_SPACES, EveryKindEnv
 from tests.support.scripts import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 MODES = list(Autoreset)
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
@@ -423,7 +424,7 @@ OPS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ops=st.lists(OPS, max_size=20))
 def test_any_program_equals_gymnasium(scripted, ops):
     run_program(scripted[0], Program(NUM_ENVS, ops))
@@ -436,23 +437,9 @@ def make_cluster(env, num_envs, **kwargs):
 
 # A cluster carries arrays only: Text, Sequence and Graph spaces are refused (test below).
 APPLY = [check for check in CHECKS + PYTHON_ENV_CHECKS if check is not suite.any_space_is_carried]
-DEPEND_ON_THE_MODE = (
-    suite.autoreset_follows_its_mode,
-    suite.a_failing_env_is_named,
-    suite.a_failing_env_is_restarted,
-    suite.some_envs_can_be_reset,
-)
-CASES = [
-    pytest.param(check, mode, id=f"{check.__name__}-{mode.name.lower()}")
-    for number, check in enumerate(APPLY)
-    for mode in MODES
-    if check in DEPEND_ON_THE_MODE
-    or (check is suite.stepping_an_ended_episode_is_refused and mode is Autoreset.DISABLED)
-    or (check is not suite.stepping_an_ended_episode_is_refused and mode is MODES[number % 3])
-]
 
 
-@pytest.mark.parametrize(("check", "mode"), CASES)
+@pytest.mark.parametrize(("check", "mode"), checks_and_modes(APPLY))
 def test_conformance(check, mode):
     check(make_cluster, mode)
 

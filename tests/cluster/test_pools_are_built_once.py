@@ -9,6 +9,8 @@ from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.make import make_pool
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 NUM_ENVS = 4  # 2 workers with 2 each
 
 

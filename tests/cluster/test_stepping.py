@@ -14,6 +14,8 @@ from envfleet.cluster.wire.messages import Chunk
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.cluster.hand_worker import ByHand, HandWorker
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 class Ending(gymnasium.Env):
     """Ends after `length` steps; its observation is a number drawn at the reset. `info` may be large."""

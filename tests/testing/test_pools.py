@@ -7,11 +7,11 @@ import pytest
 import envfleet
 from envfleet.pool.native import backend as native
 from envfleet.testing import CHECKS, PYTHON_ENV_CHECKS, check_leases
+from tests.support.checks_and_modes import checks_and_modes
 from tests.support.native_makers import make_native
 
 PYTHON_MAKERS = {
     "serial": partial(envfleet.make, backend="serial"),
-    "process-1": partial(envfleet.make, backend="process", num_workers=1),
     "process-3": partial(envfleet.make, backend="process", num_workers=3),
 }
 NATIVE_MAKERS = {
@@ -19,7 +19,8 @@ NATIVE_MAKERS = {
     "native-3": partial(make_native, num_workers=3),
 }
 MAKERS = PYTHON_MAKERS | NATIVE_MAKERS
-MARKS = {"process-1": pytest.mark.long, "process-3": pytest.mark.slow}
+one_child = partial(envfleet.make, backend="process", num_workers=1)
+MARKS = {"process-3": pytest.mark.slow}
 
 
 def marked(makers):
@@ -49,6 +50,18 @@ def test_conformance_of_python_envs(maker, check, mode):
     check(PYTHON_MAKERS[maker], mode)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("check", "mode"), checks_and_modes(CHECKS + PYTHON_ENV_CHECKS))
+def test_conformance_of_one_child_for_all_envs(check, mode):
+    """Another number of children than above: each check in one mode, or in all if it depends on the mode."""
+    check(one_child, mode)
+
+
 @pytest.mark.parametrize("maker", marked(MAKERS))
 def test_batches_are_leases(maker):
     check_leases(MAKERS[maker])
+
+
+@pytest.mark.slow
+def test_batches_of_one_child_are_leases():
+    check_leases(one_child)

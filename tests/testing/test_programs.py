@@ -50,7 +50,7 @@ def nothing_is_left(pools):
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
 @pytest.mark.parametrize("backend", ["serial", "process", "native"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ops=st.lists(OPS, max_size=30))
 def test_any_program_equals_gymnasium(pools, backend, mode, ops):
     run_program(pools[backend, mode], Program(NUM_ENVS, ops))

@@ -82,7 +82,8 @@ def require_equal(got: Any, expected: Any, where: str = "result") -> None:
         require_equal(list(got), list(expected), where)
     elif isinstance(expected, np.ndarray):
         assert got.dtype == expected.dtype, f"{where}: dtype {got.dtype} is not {expected.dtype}"
-        assert_array_equal(got, expected, err_msg=where)
+        if not np.array_equal(got, expected):  # ten times as quick as the assertion, which says where, and knows NaN
+            assert_array_equal(got, expected, err_msg=where)
     else:
         assert got == expected, f"{where}: {got} is not {expected}"
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import pytest
 import zmq  # noqa: TID253 - this process is a cluster's own
 
 from envfleet.cluster.head.handshake_limits import MOST_PENDING
-from envfleet.cluster.wire.sockets import open_dealer
+from envfleet.cluster.head.socket import HeadSocket
+from envfleet.cluster.wire.sockets import RunKeys, open_dealer
 from tests.support.cluster import attacker
 from tests.support.scripts import script_environment
 from tests.support.waiting import wait_until
@@ -124,3 +126,35 @@ def test_many_workers_that_connect_at_once_are_all_let_in(head):
     with worker(head, num_workers) as dealers:
         for index, dealer in enumerate(dealers):
             wait_until(partial(is_heard, head, dealer, f"{index} of many"), "all are let in", timeout_s=60.0)
+
+
+class Deaf:
+    """See Receiver."""
+
+    def connected(self, process):
+        """Nobody here has the key."""
+
+    receive = tick = connected
+
+
+def test_a_fleet_has_room_among_strangers():
+    """Besides MOST_PENDING strangers, as many connections as there are workers may wait for their handshake."""
+    num_workers, num_more = 50, 20
+    room = MOST_PENDING + num_workers
+    head = HeadSocket("tcp://127.0.0.1:0", RunKeys.make(), 30.0, Deaf(), num_workers)
+    address = ("127.0.0.1", int(head.address.rpartition(":")[2]))
+    with contextlib.ExitStack() as stack:
+        stack.callback(head.close)
+        num_made = 0
+
+        def one_is_refused():
+            nonlocal num_made
+            for _ in range(num_more if num_made else room + num_more):
+                stack.enter_context(socket.create_connection(address, 20.0))
+                num_made += 1
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: head.num_strangers, "one was refused", 1.0)
+            return head.num_strangers
+
+        wait_until(one_is_refused, "there are more than there is room for")  # ZeroMQ closes them after some seconds
+        assert head.num_strangers <= num_made - room

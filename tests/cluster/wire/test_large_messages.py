@@ -14,7 +14,7 @@ from tests.support.cluster.relay import Relay
 from tests.support.envs.cluster_envs import Accounts, HeavyAgent, WideEnv
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 MB = 1 << 20
 OBS_BYTES = 8 * WideEnv.NUM_NUMBERS

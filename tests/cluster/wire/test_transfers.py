@@ -109,7 +109,7 @@ def test_every_byte_travels_once_if_nothing_is_lost(sizes, is_hashed):
     assert wire.ends[0].outgoing.resent_bytes == wire.ends[1].incoming.repeated_bytes == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SIZES, SIZES, st.data())
 def test_whatever_is_lost_with_connections_each_message_comes_once_and_in_order(sizes, other_sizes, data):
     """Both directions, with any delays; a connection may die at any time, with anything under way."""
@@ -141,7 +141,7 @@ def test_whatever_is_lost_with_connections_each_message_comes_once_and_in_order(
     assert not any(end.is_open for end in wire.ends)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 30), st.integers(0, 2**32))
 def test_a_live_connection_never_carries_a_byte_twice_however_slow_it_is(num_chunks, seed):
     rng = random.Random(seed)

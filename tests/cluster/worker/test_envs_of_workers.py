@@ -11,7 +11,7 @@ import envfleet
 from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 NUM_ENVS = 4
 BACKENDS = {

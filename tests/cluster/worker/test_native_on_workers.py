@@ -5,7 +5,7 @@ import pytest
 
 import envfleet
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 HEADER = """
 #include "engine/registry.h"

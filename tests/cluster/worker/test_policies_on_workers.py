@@ -22,7 +22,8 @@ from tests.support.agents.detach_agents import DiscreteAgent, linear
 from tests.support.agents.worker_policies import MaskedAgent, MaskedEnv, SacActor, SwitchesAgent, Td3Actor
 from tests.support.envs.detach_envs import EveryKindEnv
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+FORKED_WITH = ("torch",)
 
 KINDS = {
     "Q network": ("CartPole-v1", lambda: EpsilonGreedy(linear(4, 2, 1), epsilon=0.3)),

@@ -21,7 +21,8 @@ from tests.support.agents.recurrent_agents import (
     WrongPolicy,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+FORKED_WITH = ("torch",)
 
 T, N = 12, 3  # steps, envs of each worker
 NUM_PROBES, MAX_LAG = 20, 3

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+
+from tests.support.equal_arrays import assert_array_equal
 
 pytest.importorskip("ale_py", reason="needs envfleet[atari]")
 pytest.importorskip("cv2", reason="needs opencv-python-headless, for Gymnasium's wrapper")

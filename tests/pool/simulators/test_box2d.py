@@ -12,13 +12,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from numpy.testing import assert_array_equal
 
 import envfleet
 from envfleet.pool.native.backend import NativeBackend
 from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import box2d as native_box2d
 from tests.support.box2d_policies import FIRST_SEED, TRIALS, WIND
+from tests.support.equal_arrays import assert_array_equal
 
 pytestmark = pytest.mark.slow
 

@@ -5,10 +5,10 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
 import envfleet
 from envfleet.pool.process.backend import ProcessBackend
+from tests.support.equal_arrays import assert_array_equal
 
 pytestmark = pytest.mark.slow
 

@@ -12,13 +12,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from numpy.testing import assert_array_equal
 
 import envfleet
 from envfleet.pool.native.backend import NativeBackend
 from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import mujoco as native_mujoco
 from envfleet.testing.programs import require_equal
+from tests.support.equal_arrays import assert_array_equal
 
 pytestmark = [
     pytest.mark.slow,

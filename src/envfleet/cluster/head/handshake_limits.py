@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import zmq  # noqa: TID253 - only the cluster's own processes come here
 
-from envfleet.cluster.wire.sockets import has_message
+from envfleet.cluster.wire.sockets import has_message, recv_event
 
 MOST_PENDING = 64  # connections without a finished handshake; each costs MOST_FRAME_BYTES at most
 MOST_PENDING_WORKERS = 1024  # of a larger fleet some connect again a moment later
@@ -28,7 +28,6 @@ MOST_HANDSHAKE_BYTES = 16 << 10  # a worker sends less than 1 kB
 READY_BYTES = 64 + 170 + 40
 LOOK_S = 0.02  # while there are such connections
 IDLE_S = 0.25
-_EVENT = struct.Struct("=Hi")  # what a monitor says: event, and descriptor
 _STOPPED = int(zmq.EVENT_MONITOR_STOPPED)
 _BYTES_AT = struct.Struct("=120xQQ")  # bytes_acked and bytes_received in the kernel's struct tcp_info
 
@@ -72,10 +71,10 @@ class HandshakeLimits:
             self._events.poll(int(1000 * (LOOK_S if self._pending else IDLE_S)))
             next_look_s = time.monotonic() + LOOK_S
             while has_message(self._events) and time.monotonic() < next_look_s:
-                event, value = _EVENT.unpack_from(self._events.recv_multipart()[0])
+                event, fd = recv_event(self._events)
                 if event == _STOPPED:
                     return
-                self._accepted(value)
+                self._accepted(fd)
             for inode in list(self._pending):
                 self._look_at(inode)
 

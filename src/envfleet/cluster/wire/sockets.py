@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from envfleet.contract.worker_environment import KEYS_VARIABLE
 # Plain numbers are quicker than enums.
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_MONITOR_EVENT = struct.Struct("=Hi")
 LONGEST_WAIT_MS = 200  # of a worker for a message: then it sees what else is to be done
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a client may connect
 HANDSHAKE_S = 3.0  # a connection that has not proved by then that it has the run's key is closed
@@ -140,6 +142,12 @@ class Authenticator:
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     """Whether something came. Quicker than to try, and to catch an exception."""
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+def recv_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
+    """The next event of a monitor, and its value. (zmq.utils.monitor would import asyncio into each worker.)"""
+    event, value = _MONITOR_EVENT.unpack_from(monitor.recv_multipart()[0])
+    return event, value
 
 
 def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:

@@ -139,6 +139,7 @@ class Link:
         self._code = None
         pull = encode(PullCode(held_code_id=held_code_id))
         code: tuple[Code, Arrays] = self._ask(pull, lambda: self._code, PULL_S, "for the policy's code", order)
+        self._code = None  # it may be as large as the weights: the policy has its own copy
         return code
 
     def pull_weights(self, held_version: int, newest: int, order: int) -> tuple[Weights, Arrays]:
@@ -151,6 +152,7 @@ class Link:
 
         pull = encode(PullWeights(held_version=held_version))
         weights: tuple[Weights, Arrays] = self._ask(pull, came, PULL_S, "for weights", order)
+        self._weights = None
         return weights
 
     def close(self, why: str, is_failure: bool) -> None:

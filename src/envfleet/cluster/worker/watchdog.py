@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zmq  # noqa: TID253 - only the cluster's own processes come here
-from zmq.utils.monitor import recv_monitor_message  # noqa: TID253
 
 from envfleet.cluster.run.run_folder import remove_if_abandoned
+from envfleet.cluster.wire.sockets import recv_event
 from envfleet.contract.exits import WorkerExit
 
 logger = logging.getLogger("envfleet.worker")
@@ -54,7 +54,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._is_over.is_set():
             if self._events.poll(int(CHECK_S * 1000)):
-                event = recv_monitor_message(self._events)["event"]
+                event = recv_event(self._events)[0]
                 if event == zmq.EVENT_MONITOR_STOPPED:
                     return
                 is_open = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
