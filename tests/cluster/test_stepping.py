@@ -15,6 +15,7 @@ from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.cluster.hand_worker import ByHand, HandWorker
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
+FORKED_WITH = ("torch",)
 
 
 class Ending(gymnasium.Env):

@@ -1,7 +1,9 @@
 """Weights, rollouts, orders and envs of many megabytes: in chunks, over ipc and tcp, slow links and cuts."""
 
+import os
 import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +39,24 @@ def behind_relay():
     port = free_port()
     with Relay(("127.0.0.1", port)) as relay:
         yield relay, {"address": f"tcp://127.0.0.1:{port}", "head_address": relay.address}
+
+
+class WeighingEnv(WideEnv):
+    def process_bytes(self):
+        """Resident in its process."""
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_worker_keeps_its_weights_once():
+    """Neither the message with the weights nor that with the code, in which they are too, stays in memory."""
+    agent, num_bytes = HeavyAgent(0, 60 * MB), 60 * MB
+    with envfleet.ClusterEnv(WeighingEnv, 1, 1, backend="serial") as envs:
+        before = envs.call("process_bytes")[0]
+        envs.rollout(agent, 1)
+        wait_until(
+            lambda: num_bytes < envs.call("process_bytes")[0] - before < 1.5 * num_bytes,
+            lambda: f"{envs.call('process_bytes')[0] - before:,} bytes more are {num_bytes:,}",
+        )
 
 
 @pytest.mark.parametrize("address", [None, "tcp://127.0.0.1:0"])

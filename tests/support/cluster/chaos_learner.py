@@ -69,6 +69,12 @@ class Memory(threading.Thread):
 
         Large payloads come and go: with them the least that a process held in a third of its time is compared with the
         next, if it lived for a minute. A worker that waits for its first weights is not yet what it will be.
+
+        In runs of ten minutes over tcp the result was +106 to +133 MB, in one of four minutes +123 MB. That is no leak,
+        but two payloads: a worker that steps holds 66 MB in large blocks (its policy), one that collects 166 MB (and
+        two rollouts of 50 MB, kept to be used again), and the two alternate. The head had the same 242 MB in large
+        blocks whenever it was idle, from second 40 to second 190 (the agent, its pickle, two versions of the weights);
+        malloc's heap, from which libzmq has its frames, went from 24 to 54 MB there, 33 MB of which were free.
         """
         growths = [0]
         for series in self.series.values():

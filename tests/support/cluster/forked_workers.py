@@ -69,9 +69,9 @@ class Forker:
         self._lock = threading.Lock()
         self._codes = {}  # of processes that have ended, by pid
 
-    def start(self, command, log):
+    def start(self, arguments, environment, log):
         """Fork a worker that writes to the file `log`."""
-        request = json.dumps({"arguments": command.argv[3:], "environment": dict(command.environment)})
+        request = json.dumps({"arguments": arguments, "environment": dict(environment)})
         with self._lock:
             socket.send_fds(self._socket, [request.encode()], [log.fileno()])
             while (told := self._told(START_S)) is not None:
@@ -103,23 +103,31 @@ class Forker:
         return told
 
 
+class _ForkingSubprocess:
+    """The module subprocess, as launchers/processes.py sees it; but workers of this interpreter are forked."""
+
+    def __init__(self, forker):
+        self._forker = forker
+
+    def __getattr__(self, name):
+        return getattr(subprocess, name)
+
+    def Popen(self, argv, *, stdin, stdout, env, **settings):
+        if tuple(argv[:3]) != (sys.executable, "-m", WORKER) or stdin != subprocess.DEVNULL:
+            return subprocess.Popen(argv, stdin=stdin, stdout=stdout, env=env, **settings)
+        return self._forker.start(argv[3:], env, stdout)
+
+
 @contextlib.contextmanager
 def forked_workers(monkeypatch, modules=()):
     """Local's workers are forked, unless they run another interpreter."""
     forker = Forker(modules)
-    start, has_ended = processes.Processes._start, processes._has_ended
-
-    def fork(self, worker):
-        command = self._command_of(worker)
-        if tuple(command.argv[:3]) != (sys.executable, "-m", WORKER) or command.stdin is not None:
-            return start(self, worker)
-        with open(self._log_path(worker), "ab") as log:
-            return forker.start(command, log)
+    has_ended = processes._has_ended
 
     def has_forked_ended(process):
         return process.poll() is not None if isinstance(process, Forked) else has_ended(process)
 
-    monkeypatch.setattr(processes.Processes, "_start", fork)
+    monkeypatch.setattr(processes, "subprocess", _ForkingSubprocess(forker))
     monkeypatch.setattr(processes, "_has_ended", has_forked_ended)
     try:
         yield
