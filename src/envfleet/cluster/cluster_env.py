@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from envfleet.cluster.calling import Calling
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.learner import Learner
+from envfleet.cluster.info_choice import ALL_INFOS, InfoChoice
 from envfleet.cluster.network import Network
 from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
 from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
@@ -204,7 +205,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """Send one action to each env, or to those in `env_id`, and receive a batch.
 
         If `actions` is a policy, it chooses them on the workers, one step's: `info` has "actions", "log_probs" and what
-        else the policy gave. Envs reset in the same step then.
+        else the policy gave, beside the infos of the envs, and the statistics of episodes that ended under "episode"
+        ("r", "l", "t", as Gymnasium's RecordEpisodeStatistics writes them). Envs reset in the same step then.
 
         Args:
             actions: A row for each env, or for each of `env_id`; or a policy.
@@ -229,7 +231,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if is_policy_like(actions):
             if env_id is not None:
                 raise UsageError("a policy acts for all envs: step(agent) takes no env_id")
-            return self._collecting.as_step(self.rollout(actions, 1))
+            return self._collecting.as_step(self._rollout(actions, 1, ALL_INFOS, self._timing.timeout_s))
         if env_id is not None and not self.closed:
             self._stepping.require_batch(self.batch_size, np.size(env_id) // self.num_envs_per_worker)
         self.send(actions, env_id)
@@ -402,7 +404,15 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     # -- DETACH: the policy acts on the workers --
 
-    def rollout(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> Rollout:
+    def rollout(
+        self,
+        agent: Any,
+        num_steps: int,
+        *,
+        infos: Sequence[str] | None = None,
+        action_mask: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Rollout:
         """Collect `num_steps` steps of all envs, with actions chosen by `agent` on the workers.
 
         The agent's present weights are published first; workers pull them if the synchronisation rule says so.
@@ -412,26 +422,36 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             agent: The policy. Pass the same object each time: another one is another policy, which all workers have to
                 build.
             num_steps: Number of steps of each env.
+            infos: Keys of the envs' infos that `Rollout.infos` and `final_infos` have, whatever their kind and size;
+                `()`: none. None: all whose values are numbers, up to 16 MiB for each worker; the log says what is left
+                out.
+            action_mask: Key of the envs' infos under which the mask of allowed actions is. The policy's methods get it
+                as `action_mask`, and the rollout as `action_masks`. None: the policy gets no mask.
             timeout_s: Seconds to wait; None: `timing.timeout_s`.
 
         Returns:
             The rollouts of all workers, side by side in the order of envs.
 
         Raises:
-            UsageError: `agent` is no policy, or `num_steps` no whole number of at least 1.
+            UsageError: `agent` is no policy, `num_steps` no whole number of at least 1, or the infos have no
+                `action_mask`.
             EnvFailed: An env raised, or its worker was lost.
             PolicyFailed: The policy raised on a worker, or cannot be built there.
             WorkerLost: A worker was given up.
             ClusterTimeout: Not all workers have answered after `timeout_s`.
         """
-        self._require_open()
-        num_steps = whole_number("num_steps", num_steps)
-        if not self._collecting.is_begun(agent, num_steps):
-            self._learner.publish(agent)
-            self._collecting.begin(agent, num_steps)
-        return self._collecting.finish(self._timing.timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self._timing.timeout_s if timeout_s is None else timeout_s
+        return self._rollout(agent, num_steps, InfoChoice.of(infos, action_mask), timeout_s)
 
-    def stream(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> RolloutStream:
+    def stream(
+        self,
+        agent: Any,
+        num_steps: int,
+        *,
+        infos: Sequence[str] | None = None,
+        action_mask: str | None = None,
+        timeout_s: float | None = None,
+    ) -> RolloutStream:
         """Iterate over rollouts of single workers, as they come, without end; `publish()` sends news meanwhile.
 
         A worker waits for the learner only when it is `network.credit` rollouts ahead of it. One that is lost comes
@@ -441,6 +461,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         Args:
             agent: The policy; its present weights are published first.
             num_steps: Number of steps of each env in a rollout.
+            infos: As for rollout().
+            action_mask: As for rollout().
             timeout_s: Seconds to wait for each rollout; None: `timing.timeout_s`.
 
         Returns:
@@ -451,9 +473,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
+        choice = InfoChoice.of(infos, action_mask)
         self.publish(agent)
         timeout_s = self._timing.timeout_s if timeout_s is None else timeout_s
-        return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._network.credit, timeout_s)
+        return RolloutStream(
+            self, self._run, self._form, self._learner, num_steps, self._network.credit, timeout_s, choice
+        )
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, and tell the workers.
@@ -525,6 +550,14 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.close()
 
     # -- inside --
+
+    def _rollout(self, agent: Any, num_steps: int, infos: InfoChoice, timeout_s: float) -> Rollout:
+        self._require_open()
+        num_steps = whole_number("num_steps", num_steps)
+        if not self._collecting.is_begun(agent, num_steps, infos):
+            self._learner.publish(agent)
+            self._collecting.begin(agent, num_steps, infos)
+        return self._collecting.finish(timeout_s)
 
     def _plans_for(self, num_workers: int) -> tuple[tuple[PoolPlan, ...], tuple[bytes | None, ...]]:
         plans = pool_plans(self._env, self._pool, self._seed, num_workers)

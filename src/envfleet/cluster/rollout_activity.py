@@ -8,10 +8,12 @@ from typing import Any
 from envfleet.cluster.head.answers import PendingAnswers
 from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.learner import Learner
+from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import StepResult
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm
-from envfleet.contract.infos import Infos, InfoTable
+from envfleet.contract.flat_infos import as_table
+from envfleet.contract.infos import InfoTable
 from envfleet.contract.rollout import Rollout
 
 SAME_CALL_GOES_ON = "Nothing is lost: the same call goes on waiting for this rollout"
@@ -30,11 +32,13 @@ class RolloutActivity:
         self._form = form
         self._num_steps = 0
         self._agent: Any = None
+        self._infos = InfoChoice()
         self._held: PendingAnswers | None = None
 
-    def is_begun(self, agent: Any, num_steps: int) -> bool:
+    def is_begun(self, agent: Any, num_steps: int, infos: InfoChoice) -> bool:
         """Whether this very rollout was begun and not returned, because an error was raised instead."""
-        return self._run.is_doing(self) and self._num_steps == num_steps and self._agent is agent
+        is_same = self._num_steps == num_steps and self._agent is agent and self._infos == infos
+        return self._run.is_doing(self) and is_same
 
     @property
     def is_under_way(self) -> bool:
@@ -50,13 +54,13 @@ class RolloutActivity:
     def resized(self, num_workers_before: int) -> None:
         """See Activity. Nothing is resized while a rollout is under way."""
 
-    def begin(self, agent: Any, num_steps: int) -> None:
+    def begin(self, agent: Any, num_steps: int, infos: InfoChoice) -> None:
         """Issue an order to each worker to collect with this agent, which was published."""
         self._run.begin(None)
         self._run.begin(self)
         self._learner.measure()
-        _issue(self._head, range(self._run.num_workers), num_steps)
-        self._agent, self._num_steps = agent, num_steps  # last: it is begun only if no order failed
+        _issue(self._head, range(self._run.num_workers), num_steps, infos)
+        self._agent, self._num_steps, self._infos = agent, num_steps, infos  # last: begun only if no order failed
 
     def finish(self, timeout_s: float) -> Rollout:
         """Wait for the rollout that was begun. After an error the same call goes on with it."""
@@ -76,13 +80,23 @@ class RolloutActivity:
         return rollout
 
     def as_step(self, rollout: Rollout) -> StepResult:
-        """A rollout of one step in the form of step(); actions, log_probs and extras are in the info."""
-        info: Infos = {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
-        info |= {name: _first(values) for name, values in rollout.extras.items()}
-        ended = rollout.terminations[0] | rollout.truncations[0]
+        """A rollout of one step in the form of step(): infos as Gymnasium's vector envs return them in same-step mode.
+
+        Beside them are actions, log_probs and extras of the policy, and statistics of the episodes that ended, as
+        Gymnasium's RecordEpisodeStatistics writes them.
+        """
+        num_envs, ended = rollout.num_envs, rollout.terminations[0] | rollout.truncations[0]
+        table = as_table(rollout.infos, num_envs, step=0)
         if ended.any():
-            final_obs = self._form.obs.each_row(rollout.final_obs, range(len(rollout.final_envs)))
-            InfoTable(len(ended), info).add_finals(rollout.final_envs, final_obs)
+            rows = rollout.final_envs
+            final_obs = self._form.obs.each_row(rollout.final_obs, range(len(rows)))
+            finals = as_table(rollout.final_infos, len(rows))
+            table.add_finals(rows, final_obs, InfoTable(num_envs).put_rows(rows, finals) if finals.columns else None)
+            assert rollout.episode_seconds is not None
+            table.add_episodes(rows, rollout.episode_returns, rollout.episode_lengths, rollout.episode_seconds)
+        info = table.columns
+        info |= {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
+        info |= {name: _first(values) for name, values in rollout.extras.items()}
         return rollout.next_obs, rollout.rewards[0], rollout.terminations[0], rollout.truncations[0], info
 
 
@@ -101,6 +115,7 @@ class RolloutStream(Iterator[Rollout]):
         num_steps: int,
         credit: int,
         timeout_s: float,
+        infos: InfoChoice,
     ) -> None:
         """Issue the first orders.
 
@@ -112,6 +127,7 @@ class RolloutStream(Iterator[Rollout]):
             num_steps: Steps of each rollout.
             credit: Rollouts that a worker may collect before the learner takes the first of them.
             timeout_s: The longest wait of `next()`.
+            infos: What of the envs' infos rollouts carry.
         """
         self._owner = owner
         self._run = run
@@ -121,6 +137,7 @@ class RolloutStream(Iterator[Rollout]):
         self._num_steps = num_steps
         self._credit = credit
         self._timeout_s = timeout_s
+        self._infos = infos
         self._held: PendingAnswers | None = None
         run.begin(self)
         learner.measure()
@@ -128,7 +145,7 @@ class RolloutStream(Iterator[Rollout]):
 
     def _begin_with(self, workers: Iterable[int]) -> None:
         for _ in range(self._credit):
-            _issue(self._head, workers, self._num_steps)
+            _issue(self._head, workers, self._num_steps, self._infos)
 
     def __iter__(self) -> RolloutStream:
         """Return the stream."""
@@ -141,7 +158,7 @@ class RolloutStream(Iterator[Rollout]):
                 self._run.wait_for_any(self._timeout_s, NEXT_GOES_ON)
                 worker = self._run.first_ready(range(self._run.num_workers))[0]
                 self._held = self._run.take([worker], ONE_IS_DROPPED)
-                _issue(self._head, [worker], self._num_steps)
+                _issue(self._head, [worker], self._num_steps, self._infos)
             held = self._held
             if held.is_incomplete:
                 self._held = None
@@ -182,5 +199,5 @@ def _first(tree: Any) -> Any:
     return None if tree is None else tree[0]
 
 
-def _issue(head: Head, workers: Iterable[int], num_steps: int) -> None:
-    head.issue({worker: head.collect(worker, num_steps) for worker in workers})
+def _issue(head: Head, workers: Iterable[int], num_steps: int, infos: InfoChoice) -> None:
+    head.issue({worker: head.collect(worker, num_steps, infos) for worker in workers})

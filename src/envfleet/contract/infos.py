@@ -26,6 +26,7 @@ Infos = dict[str, Any]  # of many envs: columns and their masks
 _ENV_ERROR = "env_error"
 _FINAL_OBS = "final_obs"
 _FINAL_INFO = "final_info"
+_EPISODE = "episode"
 
 
 def error_info(reason: str) -> Info:
@@ -74,8 +75,8 @@ class InfoTable:
         table = cls(num_rows)
         for key, value in infos.items():
             table.columns[key] = value if key == _FINAL_OBS else _rows_of_each(value, num_rows)
-            if not key.startswith("_") and _mask(key) not in infos:
-                table.columns[_mask(key)] = np.ones(num_rows, np.bool_)
+            if not key.startswith("_") and mask_key(key) not in infos:
+                table.columns[mask_key(key)] = np.ones(num_rows, np.bool_)
         return table
 
     @classmethod
@@ -93,7 +94,7 @@ class InfoTable:
     def add(self, key: str, column: Array, mask: Array) -> None:
         """Add a column, unless no row has it."""
         if mask.any():
-            self.columns[key], self.columns[_mask(key)] = column, mask
+            self.columns[key], self.columns[mask_key(key)] = column, mask
 
     def add_rows(self, infos: Mapping[int, Mapping[str, Any]]) -> None:
         """Add the columns of single infos, given by row. They replace columns of the same name."""
@@ -126,6 +127,27 @@ class InfoTable:
         if infos is not None:
             self._set(_FINAL_INFO, infos.columns, rows)
 
+    def add_objects(self, key: str, values: Mapping[int, Any]) -> None:
+        """Add a column of objects, given by row."""
+        self._set(key, _object_column(values, self.num_rows), list(values))
+
+    def add_episodes(self, rows: Array, returns: Array, lengths: Array, seconds: Array) -> None:
+        """Add the statistics of episodes that ended, as Gymnasium's RecordEpisodeStatistics writes them.
+
+        Args:
+            rows: The rows whose episodes ended. What an env says of its episodes itself is kept.
+            returns: The return of each of these episodes.
+            lengths: Its number of steps.
+            seconds: How long it took.
+        """
+        if _EPISODE in self.columns or mask_key(_EPISODE) in self.columns:
+            return
+        given = {"r": returns, "l": lengths, "t": np.round(seconds, 6)}
+        columns = {key: np.zeros(self.num_rows, values.dtype) for key, values in given.items()}
+        for key, values in given.items():
+            columns[key][rows] = values
+        self._set(_EPISODE, columns, rows)
+
     # -- reading --
 
     @property
@@ -142,6 +164,10 @@ class InfoTable:
         """The info of one env: the inverse of `from_rows`."""
         info: Info = _row(self.columns, row)
         return info
+
+    def entry(self, key: str, row: int) -> Any:
+        """What one env has under `key`; of a dictionary of columns, its own dictionary."""
+        return _row(self.columns[key], row)
 
     def select(self, rows: Array) -> InfoTable:
         """The table of these rows, in this order."""
@@ -160,8 +186,8 @@ class InfoTable:
                 put[key] = self._inside(key).put_rows(rows, table._inside(key)).columns
             else:
                 put[key] = _put(old, new, rows, self.num_rows)
-        gone = [key for key in put if _mask(key) in put and not put[_mask(key)].any()]
-        masks = {_mask(key) for key in gone}
+        gone = [key for key in put if mask_key(key) in put and not put[mask_key(key)].any()]
+        masks = {mask_key(key) for key in gone}
         return InfoTable(
             self.num_rows, {key: column for key, column in put.items() if key not in gone and key not in masks}
         )
@@ -182,7 +208,7 @@ class InfoTable:
     def _set(self, key: str, column: Any, rows: Array | list[int]) -> None:
         mask = np.zeros(self.num_rows, np.bool_)
         mask[rows] = True
-        self.columns[key], self.columns[_mask(key)] = column, mask
+        self.columns[key], self.columns[mask_key(key)] = column, mask
 
 
 def _object_column(values: Mapping[int, Any], num_rows: int) -> Array:
@@ -193,7 +219,8 @@ def _object_column(values: Mapping[int, Any], num_rows: int) -> Array:
     return column
 
 
-def _mask(key: str) -> str:
+def mask_key(key: str) -> str:
+    """The key of the mask of a column."""
     return f"_{key}"
 
 
@@ -207,7 +234,7 @@ def _column_of(values: Mapping[int, Any], num_rows: int) -> Array:
     elif kinds == {np.ndarray} and len({value.shape for value in values.values()}) == 1:
         arrays = list(values.values())
         dtypes, shape = {value.dtype for value in arrays}, arrays[0].shape
-    dtype = _dtype_for_all(dtypes) if dtypes else None
+    dtype = dtype_for_all(dtypes) if dtypes else None
     if dtype is None:
         return _object_column(values, num_rows)
     column = np.zeros((num_rows, *shape), dtype)
@@ -219,7 +246,7 @@ def _column_of(values: Mapping[int, Any], num_rows: int) -> Array:
     return column
 
 
-def _dtype_for_all(dtypes: set[np.dtype[Any]]) -> np.dtype[Any] | None:
+def dtype_for_all(dtypes: set[np.dtype[Any]]) -> np.dtype[Any] | None:
     """A dtype that holds the values of all; None: only objects can. Bools beside numbers stay bools, as objects."""
     if len({dtype == np.bool_ for dtype in dtypes}) > 1:
         return None
@@ -262,7 +289,7 @@ def _row(column: Any, row: int) -> Any:
     """The entry of one env; of a dictionary of columns, the dictionary of that env."""
     if not isinstance(column, dict):
         return column[row]
-    masks = [(key, column.get(_mask(key))) for key in column]
+    masks = [(key, column.get(mask_key(key))) for key in column]
     return {key: _row(column[key], row) for key, mask in masks if mask is not None and mask[row]}
 
 
@@ -312,7 +339,7 @@ def _common_dtype(columns: Sequence[Array]) -> np.dtype[Any] | None:
         return None
     if np.dtype(object) in dtypes and len(dtypes) > 1:
         return None
-    return _dtype_for_all(dtypes)
+    return dtype_for_all(dtypes)
 
 
 def _joined_objects(key: str, tables: Sequence[InfoTable]) -> Array:
@@ -323,8 +350,8 @@ def _joined_objects(key: str, tables: Sequence[InfoTable]) -> Array:
         column = table.columns.get(key)
         if isinstance(column, dict) or table._has_rows(key):
             rows: Sequence[int] = range(table.num_rows)
-            if table._has_rows(_mask(key)):
-                rows = np.flatnonzero(table.columns[_mask(key)]).tolist()
+            if table._has_rows(mask_key(key)):
+                rows = np.flatnonzero(table.columns[mask_key(key)]).tolist()
             values |= {start + row: _row(column, row) for row in rows}
         start += table.num_rows
     return _object_column(values, start)

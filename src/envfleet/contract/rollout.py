@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import numpy as np
@@ -47,6 +47,15 @@ class Rollout(Generic[ArrayT]):
     workers: ArrayT  # [W] int64
     versions: ArrayT  # [W] int64: the policy version that each worker acted with
     lags: ArrayT  # [W] int64: how many versions that was behind the newest when the rollout was accepted
+    episode_seconds: ArrayT | None = None  # [F] float64: from the reset of the episode's env to its last step
+    # What the envs said in step t, with the observation that follows it; where an episode ended in step t, that is the
+    # info of the reset, and `final_infos` has that of the last step. A key whose values are numbers is an array, and
+    # "_key" its mask: [T, N] bool, True where the env has the key (elsewhere the array is 0). A dictionary of an env is
+    # a dictionary of these. A key with other values, which must be asked for, is a list of (t, n, value).
+    infos: Mapping[str, Any] = field(default_factory=dict)  # key: [T, N, ...]; "_key": [T, N] bool
+    # The same, one row for each of the F episodes; other values are a list of (f, value).
+    final_infos: Mapping[str, Any] = field(default_factory=dict)  # key: [F, ...]; "_key": [F] bool
+    action_masks: ArrayT | None = None  # [T, N, ...] bool: the masks that the policy acted under; None: without
 
     @property
     def num_steps(self) -> int:
@@ -77,7 +86,7 @@ class Rollout(Generic[ArrayT]):
             device: where the tensors go, as `torch.Tensor.to()` takes it.
 
         Returns:
-            A rollout with a tensor in place of each array. None stays None.
+            A rollout with a tensor in place of each array. None stays None, and so do lists of infos.
 
         Raises:
             MissingExtra: PyTorch is not installed.
@@ -88,8 +97,8 @@ class Rollout(Generic[ArrayT]):
             raise MissingExtra("to_torch() needs PyTorch: pip install 'envfleet[torch]'") from error
 
         def tensor(value: Any) -> Any:
-            if value is None:
-                return None
+            if value is None or isinstance(value, list):  # of values that are no numbers
+                return value
             if isinstance(value, Mapping):
                 return {key: tensor(part) for key, part in value.items()}
             if isinstance(value, tuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class RunStats:
     num_refused: Mapping[str, int]  # messages that were dropped, by reason
     num_measurements: int = 0  # of divergences; one measures all workers
     measure_s: float = 0.0  # seconds of the learner's time that the measurements took
+    # Means over the last 100 episodes of rollouts: "episode_return", "episode_length", and each number in the infos of
+    # their last steps that the rollouts carry ("sim/clock" for one inside a dictionary). Empty: no episode has ended.
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:

@@ -11,10 +11,12 @@ from typing import Any
 
 from envfleet.cluster.head.answers import Result
 from envfleet.cluster.head.config import HeadConfig
+from envfleet.cluster.head.episode_metrics import EpisodeMetrics
 from envfleet.cluster.head.fleet import DueWorker, Fleet
 from envfleet.cluster.head.policy_versions import PolicyVersions
 from envfleet.cluster.head.socket import HeadSocket
 from envfleet.cluster.head.worker_record import WorkerRecord
+from envfleet.cluster.info_choice import MOST_INFO_BYTES, InfoChoice
 from envfleet.cluster.wire.codec import BadMessage, Decoder, encode
 from envfleet.cluster.wire.messages import (
     PROCESS_NAME_BYTES,
@@ -52,6 +54,8 @@ logger = logging.getLogger("envfleet.cluster")
 
 Arrays = Mapping[str, Array]
 
+MOST_LEFT_OUT = 1024  # infos of which the log says that they are left out
+
 
 class Head:
     """The learner's end of the wire. All methods are for one thread at a time, beside the one in the background."""
@@ -66,6 +70,8 @@ class Head:
         self._resend_s = config.timing.resend_s
         self._num_arrivals = 0
         self._warned_of: set[str] = set()  # kinds of suspect rows that were logged
+        self._left_out: set[str] = set()  # infos that rollouts do not carry, as they were logged
+        self._metrics = EpisodeMetrics()
         self._owner_pid = os.getpid()
         self._reactions: dict[type, Callable[[WorkerRecord, Any, Arrays], None]] = {
             Ready: self._ready,
@@ -105,7 +111,7 @@ class Head:
             for worker, issued in prepared.items():
                 self.fleet[worker].issue(issued, now_s)
 
-    def collect(self, worker: int, num_steps: int) -> Order:
+    def collect(self, worker: int, num_steps: int, infos: InfoChoice) -> Order:
         """An order for a rollout, which also tells the worker of the newest version."""
         measured = self.fleet[worker].measured
         return Order(
@@ -115,6 +121,7 @@ class Head:
                 version=self.versions.version,
                 divergence=measured.divergence,
                 measured_version=measured.version,
+                infos=infos,
             )
         )
 
@@ -181,7 +188,14 @@ class Head:
             if self._socket.num_strangers:
                 refused["strangers without the key"] = self._socket.num_strangers
             workers = tuple(record.stats() for record in self.fleet)
-            return RunStats(workers, self.versions.version, refused, self._num_measurements, self._measure_s)
+            return RunStats(
+                workers,
+                self.versions.version,
+                refused,
+                self._num_measurements,
+                self._measure_s,
+                metrics=self._metrics.means(),
+            )
 
     def tell_all_to_stop(self, why: str) -> None:
         """Tell all workers that the run is over."""
@@ -295,6 +309,9 @@ class Head:
         record.accept(message, result, verdict is Verdict.ACCEPTED, self._num_arrivals, _now_s())
         if isinstance(result, Rows | Collected) and result.suspects:
             self._warn_of(result.suspects, record, form.num_envs)
+        if isinstance(result, Collected) and verdict is Verdict.ACCEPTED:
+            self._metrics.add(result)
+            self._warn_of_left_out(message.infos.left_out, record)
 
     def _warn_of(self, suspects: SuspectRows, record: WorkerRecord, num_envs: int) -> None:
         """Log each kind once in a run: envs that return such rows do it often."""
@@ -307,6 +324,20 @@ class Head:
                 self._warned_of.add(what)
                 text = "env %d of %s gave %s. Such rows are passed on, and counted in stats().workers[%d].%s"
                 logger.warning(text, worker * num_envs + env, record, what, worker, counter)
+
+    def _warn_of_left_out(self, left_out: Sequence[str], record: WorkerRecord) -> None:
+        """Log each info that a rollout does not carry once in a run."""
+        new = [each for each in left_out if each not in self._left_out]
+        if new and len(self._left_out) < MOST_LEFT_OUT:
+            self._left_out.update(new)
+            logger.warning(
+                "the rollouts of %s come without the infos %s. If no keys are chosen, at most %d MiB of numbers are "
+                "sent; rollout(..., infos=('key', ...)) and stream(..., infos=...) send the keys that you choose, of "
+                "any size, and infos=() sends none",
+                record,
+                ", ".join(new),
+                MOST_INFO_BYTES >> 20,
+            )
 
     def _heartbeat(self, record: WorkerRecord, message: Heartbeat, arrays: Arrays) -> None:
         now_s = _now_s()

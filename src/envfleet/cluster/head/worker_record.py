@@ -210,7 +210,10 @@ class WorkerRecord:
         if not isfinite(message.seconds) or message.seconds < 0:
             raise BadMessage(f"a rollout that took {message.seconds} seconds")
         lag, before = newest_version - version, self.num_steps_ordered
-        return form.check_rollout(self.worker, version, lag, expected.num_steps, arrays, message.distribution, before)
+        collected = form.check_rollout(
+            self.worker, version, lag, expected.num_steps, arrays, message.distribution, before
+        )
+        return form.with_infos(collected, message.infos, expected.infos)
 
     def accept(self, message: Any, result: Result, is_wanted: bool, arrival: int, now_s: float) -> None:
         """Close the oldest open order; keep its result if `is_wanted`."""

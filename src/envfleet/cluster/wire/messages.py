@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.timing import Timing
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -73,6 +74,20 @@ class EnvFailure(msgspec.Struct, frozen=True):
     traceback: str
     seed: int | None
     last_action: Unread  # as values_wire has it
+
+
+class RolloutInfos(msgspec.Struct, frozen=True, kw_only=True):
+    """The infos in a rollout. Columns are arrays: `info.<i>` and `info_mask.<i>`, and `final_info...` of last steps.
+
+    Without a mask all rows have the key; without the array it is a dictionary, whose parts are columns of their own.
+    """
+
+    steps: list[list[str]] = []  # the key of each column; the keys that lead to it, if it is inside a dictionary
+    finals: list[list[str]] = []  # the same, of the last steps of episodes
+    objects: Unread = msgspec.Raw(
+        b"\x80"
+    )  # "info" and "final_info": lists of keys, places, values as values_wire has it
+    left_out: list[str] = []  # keys, and why, for people
 
 
 # -- both --
@@ -156,6 +171,7 @@ class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
     seconds: float  # from the order's start to its end
     distribution: str | None = None  # its kind, if the policy shows it
     failures: list[EnvFailure] = []
+    infos: RolloutInfos = RolloutInfos()
 
 
 class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
@@ -268,6 +284,7 @@ class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
     version: int
     divergence: float | None  # None: not measured
     measured_version: int  # which version of yours that is about
+    infos: InfoChoice = InfoChoice()  # of the infos, what the rollout shall carry
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import ANSWER_TO, Answer, Collect, OrderMessage
 from envfleet.cluster.wire.transfers import Transfer
@@ -50,6 +51,12 @@ class Order:
     def num_steps(self) -> int:
         """The number of steps of the rollout that is wanted; 0 for all other orders."""
         return self.message.num_steps if isinstance(self.message, Collect) else 0
+
+    @property
+    def infos(self) -> InfoChoice:
+        """What the rollout that is wanted shall carry of the envs' infos."""
+        assert isinstance(self.message, Collect)
+        return self.message.infos
 
     def encoded(self, number: int, accepted: int) -> Frames:
         """The frames to send. Raises what `encode` raises."""

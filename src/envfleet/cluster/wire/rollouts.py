@@ -6,18 +6,21 @@ Pure. An observation leaf of a rollout has T + 1 rows: the last is what the envs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.wire import stacks
+from envfleet.cluster.info_choice import InfoChoice
+from envfleet.cluster.wire import info_arrays, stacks
 from envfleet.cluster.wire.codec import BadMessage, require_booleans
+from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.plain_values import from_plain
 from envfleet.cluster.wire.row_checks import NONE_SUSPECT, RowChecks, SuspectRows, require_ends
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import from_arrays
 from envfleet.contract.errors import UsageError
+from envfleet.contract.flat_infos import FlatInfos, joined, nested
 from envfleet.contract.infos import InfoTable
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
@@ -39,6 +42,8 @@ class Collected:
     arrays: Arrays
     distribution: str | None = None  # the kind of that in the arrays "probe."
     suspects: SuspectRows = NONE_SUSPECT
+    infos: FlatInfos = field(default_factory=dict)  # [T, N, ...]
+    final_infos: FlatInfos = field(default_factory=dict)  # [F, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,16 @@ class RolloutForm:
         self._check_policy(arrays, min(self._num_probes, num_steps * self.num_envs), distribution)
         return Collected(worker, version, lag, num_steps, arrays, distribution, self._suspects(arrays))
 
+    def with_infos(self, collected: Collected, sent: RolloutInfos, choice: InfoChoice) -> Collected:
+        """The same rollout with its infos and action masks. Raises BadMessage if others were asked for."""
+        arrays, shape = collected.arrays, (collected.num_steps, self.num_envs)
+        steps, finals = info_arrays.unpacked(sent, arrays, choice, *shape, len(arrays["final_steps"]))
+        if ("action_mask" in arrays) != (choice.action_mask is not None):
+            raise BadMessage(f"the action masks asked for are {choice.action_mask!r}, and they came or not")
+        if choice.action_mask is not None:
+            _require(arrays, "action_mask", (*shape, *arrays["action_mask"].shape[2:]), np.dtype(np.bool_))
+        return replace(collected, infos=steps, final_infos=finals)
+
     def _suspects(self, arrays: Arrays) -> SuspectRows:
         """Of what each step came to; the first observation was looked at when it came as the last of a rollout."""
         seen, finals = [], []
@@ -167,6 +182,7 @@ class RolloutForm:
                 raise BadMessage(f"array {name!r} has numbers outside 0 to {most - 1}")
         _require(arrays, "episode_returns", (num_finals,), np.dtype(np.float64))
         _require(arrays, "episode_lengths", (num_finals,), np.dtype(np.int64))
+        _require(arrays, "episode_seconds", (num_finals,), np.dtype(np.float64))
         for index, leaf in enumerate(self.obs.leaves):
             if f"final_obs.{index}" in arrays:
                 _require(arrays, f"final_obs.{index}", (num_finals, *leaf.shape), leaf.dtype)
@@ -220,12 +236,25 @@ class RolloutForm:
             ),
             episode_returns=_joined(parts, "episode_returns"),
             episode_lengths=_joined(parts, "episode_lengths"),
+            episode_seconds=_joined(parts, "episode_seconds"),
+            infos=nested(joined([part.infos for part in parts], [part.arrays["rewards"].shape for part in parts], 1)),
+            final_infos=nested(
+                joined([part.final_infos for part in parts], [part.arrays["final_steps"].shape for part in parts], 0)
+            ),
+            action_masks=self._joined_masks(parts),
             env_ids=np.concatenate([np.arange(self.num_envs) + part.worker * self.num_envs for part in parts]),
             states=self._joined_states(parts),
             workers=np.array([part.worker for part in parts]),
             versions=np.array([part.version for part in parts]),
             lags=np.array([part.lag for part in parts]),
         )
+
+    @staticmethod
+    def _joined_masks(parts: Sequence[Collected]) -> Array | None:
+        shapes = {part.arrays["action_mask"].shape[2:] if "action_mask" in part.arrays else None for part in parts}
+        if None in shapes or len(shapes) > 1:
+            return None
+        return _joined(parts, "action_mask", axis=1)
 
     @staticmethod
     def _joined_states(parts: Sequence[Collected]) -> dict[str, Array] | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.sync import probe_rows
 from envfleet.cluster.wire import stacks
 from envfleet.cluster.wire.codec import DTYPES, NAME_OF, BadMessage
+from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.row_checks import RowChecks
 from envfleet.cluster.wire.spare_arrays import SpareArrays
+from envfleet.cluster.worker.action_masks import ActionMasks
+from envfleet.cluster.worker.info_recorder import InfoRecorder
 from envfleet.cluster.worker.policy_state import PolicyError, PolicyState, Probing
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
@@ -23,12 +28,13 @@ from envfleet.pool.pool import EnvPool
 
 Arrays = dict[str, Array]
 Result = TypeVar("Result")
+NO_INFOS = InfoChoice(keys=())
 
 
 class Collector:
     """Keeps what must last from one rollout to the next: the observation to act on, and the running episodes."""
 
-    def __init__(self, pool: EnvPool, first_obs: Any) -> None:
+    def __init__(self, pool: EnvPool, first_obs: Any, first_infos: Infos) -> None:
         """`first_obs` is what the pool shows now; its envs reset themselves in the step that ends an episode."""
         self._pool = pool
         self._obs_tree = SpaceTree(pool.single_observation_space)
@@ -38,6 +44,8 @@ class Collector:
         self._spares = SpareArrays()
         self._returns = np.zeros(pool.num_envs)
         self._lengths = np.zeros(pool.num_envs, np.int64)
+        self._began_s = np.full(pool.num_envs, time.perf_counter())
+        self._masks = ActionMasks(pool.num_envs, first_infos)
         self._memory: PolicyState | None = None
         self._stacks = [stacks.is_stack(leaf.shape, leaf.dtype) for leaf in self._obs_tree.leaves if leaf.dtype]
 
@@ -48,8 +56,9 @@ class Collector:
         failures: list[Exception],
         between_steps: Callable[[], None],
         num_probes: int = 0,
-    ) -> tuple[Arrays, str | None]:
-        """The arrays of a rollout, and the kind of the policy's distribution on the probed rows.
+        choice: InfoChoice = NO_INFOS,
+    ) -> tuple[Arrays, str | None, RolloutInfos]:
+        """The arrays of a rollout, the kind of the policy's distribution on the probed rows, and the infos' keys.
 
         Envs that fail have truncated rows, and are told of in `failures`.
         """
@@ -59,14 +68,19 @@ class Collector:
         first_state = memory.rows(np.arange(num_envs))
         probing = Probing(probe_rows(num_steps, num_envs, num_probes), num_envs)
         finals = _Finals()
+        infos, masks = InfoRecorder(choice, num_steps, num_envs), self._masks
+        masks.begin(choice.action_mask, num_steps)
         for t in range(num_steps):
             between_steps()
             recorder.write_obs(t, self._obs)
             probing.see(t, memory)
-            acted = _asked(policy.act, self._obs, **memory.argument())
+            masks.write(t)
+            acted = _asked(policy.act, self._obs, **memory.argument(), **masks.argument())
             actions = recorder.write_acted(t, acted)
             memory.remember(acted.state)
             self._obs, rewards, terminated, truncated, info = _step(pool, actions, failures)
+            infos.write(t, None, info)
+            masks.see(info)
             recorder.rewards[t] = rewards
             recorder.terminated[t] = terminated
             recorder.truncated[t] = truncated
@@ -76,6 +90,10 @@ class Collector:
             if ended.any():
                 rows = np.flatnonzero(ended)
                 final_obs = self._final_obs(info, rows, recorder, t)
+                infos.write_finals(rows, info)
+                now_s = time.perf_counter()
+                finals.seconds += (now_s - self._began_s[rows]).tolist()
+                self._began_s[rows] = now_s
                 finals.add(t, rows, final_obs, memory.rows(rows), self._returns[rows], self._lengths[rows])
                 memory.forget(rows)
                 self._returns[rows] = 0.0
@@ -84,8 +102,10 @@ class Collector:
         self._require_actions(recorder)
         arrays = self._arrays(policy, memory, recorder, finals)
         arrays |= {f"state.{name}": rows for name, rows in first_state.items()}
-        shown, kind = probing.shown(policy, self._obs_tree, recorder.obs)
-        return arrays | shown, kind
+        arrays |= masks.arrays()
+        shown, kind = probing.shown(policy, self._obs_tree, recorder.obs, arrays.get("action_mask"))
+        names, info_arrays = infos.packed()
+        return arrays | shown | info_arrays, kind, names
 
     def _require_actions(self, recorder: _Recorder) -> None:
         """Once for all steps: an env may take choices that its space does not have, the head refuses them."""
@@ -119,6 +139,7 @@ class Collector:
             "final_envs": envs,
             "episode_returns": np.array(finals.returns, np.float64),
             "episode_lengths": np.array(finals.lengths, np.int64),
+            "episode_seconds": np.array(finals.seconds, np.float64),
         }
         final_leaves = finals.leaves(self._obs_tree)
         if "extra.values" in arrays:
@@ -215,6 +236,7 @@ class _Finals:
         self._states: list[Arrays] = []
         self.returns: list[float] = []
         self.lengths: list[int] = []
+        self.seconds: list[float] = []
 
     def add(self, t: int, rows: Array, obs: list[Any], state: Arrays, returns: Array, lengths: Array) -> None:
         if state:

@@ -94,7 +94,9 @@ class Probing:
         if first < last:
             self._states.append(memory.rows(self._rows[first:last] - t * self._num_envs))
 
-    def shown(self, policy: Policy, obs_tree: SpaceTree, obs: Sequence[Array]) -> tuple[Arrays, str | None]:
+    def shown(
+        self, policy: Policy, obs_tree: SpaceTree, obs: Sequence[Array], action_masks: Array | None = None
+    ) -> tuple[Arrays, str | None]:
         """The arrays for the head, and the kind of distribution; `obs` are leaves of [T + 1, N, ...]."""
         if not len(self._rows):
             return {}, None
@@ -105,8 +107,11 @@ class Probing:
         if not isinstance(policy, ExposesDistribution):
             return arrays, None
         rows = [leaf.reshape(-1, *leaf.shape[2:])[self._rows] for leaf in obs]
+        arguments: dict[str, Any] = {"state": state} if state else {}
+        if action_masks is not None:
+            arguments["action_mask"] = action_masks.reshape(-1, *action_masks.shape[2:])[self._rows]
         try:
-            distribution = policy.distribution(obs_tree.unflatten(rows), **({"state": state} if state else {}))
+            distribution = policy.distribution(obs_tree.unflatten(rows), **arguments)
         except Exception as error:
             raise PolicyError(f"the policy's distribution() raised {type(error).__name__}: {error}") from error
         if distribution is None:

@@ -139,8 +139,13 @@ class Worker:
         started_s = time.monotonic()
         failures: list[Exception] = []
         try:
-            arrays, distribution = self._pool.collector(failures).collect(
-                policy, order.num_steps, failures, lambda: self._between_steps(order), self._sync.num_probes
+            arrays, distribution, infos = self._pool.collector(failures).collect(
+                policy,
+                order.num_steps,
+                failures,
+                lambda: self._between_steps(order),
+                self._sync.num_probes,
+                order.infos,
             )
         except StepOnEndedEpisode:
             self._pool.drop_collector()
@@ -151,6 +156,7 @@ class Worker:
             distribution=distribution,
             seconds=time.monotonic() - started_s,
             failures=[self._pool.failure(each) for each in failures],
+            infos=infos,
         )
         return ready, arrays
 

@@ -57,6 +57,7 @@ class WorkerPool:
         self._autoreset = welcome.plan.pool.autoreset
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
+        self._reset_infos: Infos = {}  # of the last reset of all envs
         self._seed: int | None = None  # for the first reset that brings none
         self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
         self._num_hung = 0  # pools that were given up since an episode was finished
@@ -96,6 +97,7 @@ class WorkerPool:
         # An env whose reset has failed has no episode with which a rollout could begin.
         self._episodes = Episodes.RUNNING if is_partial or failures else Episodes.FRESH
         self._reset_arguments, self._collector = arguments, None
+        self._reset_infos = dict(info)
         if is_after_loss:
             lost = ~np.array(order.mask)
             reason = LOST if hung is None else HUNG
@@ -135,15 +137,19 @@ class WorkerPool:
         if self.envs.closed or self._autoreset is not Autoreset.SAME_STEP:
             has_same_envs = self._switch_to(Autoreset.SAME_STEP)
             if was_fresh and has_same_envs:
-                obs = self._last_obs
+                obs, infos = self._last_obs, self._reset_infos
             elif was_fresh:
-                obs = _received(lambda: self.envs.reset(**self._reset_arguments), self.envs, failures)[0]
+                obs, infos = _first_and_last(
+                    _received(lambda: self.envs.reset(**self._reset_arguments), self.envs, failures)
+                )
             else:
-                obs = _received(self._first_reset, self.envs, failures)[0]
-            self._collector = Collector(self.envs, obs)
+                obs, infos = _first_and_last(_received(self._first_reset, self.envs, failures))
+            self._collector = Collector(self.envs, obs, infos)
         elif self._collector is None:
-            obs = self._last_obs if was_fresh else _received(self._first_reset, self.envs, failures)[0]
-            self._collector = Collector(self.envs, obs)
+            obs, infos = self._last_obs, self._reset_infos
+            if not was_fresh:
+                obs, infos = _first_and_last(_received(self._first_reset, self.envs, failures))
+            self._collector = Collector(self.envs, obs, infos)
         self._episodes, self._hung = Episodes.RUNNING, None
         return self._collector
 
@@ -314,6 +320,11 @@ def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception])
             return envs.recv()
         except (EnvFailed, StepOnEndedEpisode) as error:
             failures.append(error)
+
+
+def _first_and_last(result: tuple[Any, ...]) -> tuple[Any, Infos]:
+    """The observations and infos of a reset; recv() after a failure has the results of a step."""
+    return result[0], result[-1]
 
 
 def _zeros(num_envs: int) -> dict[str, Array]:
