@@ -47,6 +47,9 @@ class Rollout(Generic[ArrayT]):
     workers: ArrayT  # [W] int64
     versions: ArrayT  # [W] int64: the policy version that each worker acted with
     lags: ArrayT  # [W] int64: how many versions that was behind the newest when the rollout was accepted
+    # [T, N] int64: the number of the last live change that the episode of each row was begun with, 0: with none; None:
+    # no env has had one yet
+    changes: ArrayT | None = None
 
     @property
     def num_steps(self) -> int:

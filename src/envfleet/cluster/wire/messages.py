@@ -19,10 +19,11 @@ import msgspec
 
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.timing import Timing
+from envfleet.contract.live_changes import ChangeKind
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -123,6 +124,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     observation_space: Unread  # as spaces_wire has it
     action_space: Unread
     metadata: Unread  # as values_wire has it
+    why_no_changes: str | None = None  # the envs cannot be changed while they run: the error for those who try
 
 
 class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
@@ -159,7 +161,7 @@ class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
 
 
 class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
-    """Answer to Call and SetAttr: a value for each env."""
+    """Answer to Call, SetAttr and ChangeEnvs: a value for each env; nil if there is none."""
 
     order: int
     values: Unread  # as values_wire has it, a list
@@ -221,6 +223,21 @@ Answer = RowsReady | RolloutReady | ValuesReady | OrderFailed | OrderCancelled
 # -- head -> worker --
 
 
+class ChangeEnvs(msgspec.Struct, frozen=True, kw_only=True, tag="change_envs"):
+    """Have each env apply this in its next reset. Carried out even if it is cancelled; nobody waits for the answer.
+
+    A worker that has a change from its Welcome already, or a later one, only answers.
+    """
+
+    order: int = 0
+    accepted: int = 0
+    number: int  # of the change, counted over the run
+    kind: ChangeKind
+    name: str  # of the attribute or method
+    args: Any  # as values_wire has it, a tuple
+    kwargs: Any
+
+
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """You are a member. `epoch` counts the processes this worker has had."""
 
@@ -231,6 +248,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     timing: Timing
     compression: str | None  # of images: None or "zstd"
     attributes: dict[str, Any]  # that SetAttr has set before, for your envs
+    changes: list[ChangeEnvs] = []  # made before: the last of each kind and name, in this order
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -342,6 +360,7 @@ FromHead = (
     | Collect
     | Call
     | SetAttr
+    | ChangeEnvs
     | Cancel
     | Announce
     | Code
@@ -350,11 +369,12 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-OrderMessage = Reset | Step | Collect | Call | SetAttr
+OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs
 ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Reset: RowsReady,
     Step: RowsReady,
     Collect: RolloutReady,
     Call: ValuesReady,
     SetAttr: ValuesReady,
+    ChangeEnvs: ValuesReady,
 }

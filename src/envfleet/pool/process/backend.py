@@ -17,6 +17,7 @@ from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout, StepOnEndedEpisode
+from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
@@ -24,6 +25,7 @@ from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.process import child as process_child
+from envfleet.pool.process.change_channel import NO_CHANGES, ChangeSender
 from envfleet.pool.process.cpus import usable_cpus
 from envfleet.pool.process.info_columns import InfoColumns
 from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
@@ -47,6 +49,7 @@ class ProcessBackend:
     """Child processes, each with several envs, and the memory they share with this process."""
 
     steps_some = True
+    why_no_changes: str | None = None
 
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Start the children and have them build the envs: env 0 first, which tells the spaces."""
@@ -76,6 +79,7 @@ class ProcessBackend:
             SharedArrays.allocate(self._files, self._shape, self._action_tree)
             self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns)
             self._arrays.autoreset = config.autoreset
+            self._changes = ChangeSender(self._files.changes, self._arrays)
             self._task_queues = self._resources.task_queues = self._arrays.task_queues
             self._task_queues.let_parent_spin(self._shape.num_children < usable_cpus())
             self._num_requests[0] += 1
@@ -159,6 +163,10 @@ class ProcessBackend:
             by_child[self._task_queues.child_of(env_id)][env_id] = value
         self._request([process_child.SetAttr(name, each) for each in by_child], f"set {name!r}")
 
+    def change(self, change: Change) -> None:
+        """See Backend. Children look for changes before each task."""
+        self._changes.send(change)
+
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """See Backend. Children, also those that take the place of others, look at the mode before each task."""
         self._arrays.autoreset = mode
@@ -230,6 +238,7 @@ class ProcessBackend:
             times_steps=is_first and self._awaits_step_times,
             lost_because=lost_because,
             delay_s=delay_s,
+            changes=NO_CHANGES if is_first else self._changes.for_new_child(child),
         )
         self._channel.put_code(self._windows.request(child), start)
         self._resources.spawner.tell(Spawn(child, process_child.run, (self._files, self._shape)))
