@@ -171,7 +171,7 @@ def test_after_a_step_that_fails(backend, batch_size):
             receive_all(pool)
         requires_recv(pool)
         truncated = np.zeros(NUM_ENVS, bool)
-        while pool._flight.num_in_flight:
+        while pool._in_flight.num_envs:
             *_, truncations, info = pool.recv()
             truncated[info["env_id"]] = truncations
             assert not truncations.any() or "told to fail" in info["env_error"][np.flatnonzero(truncations)[0]]

@@ -14,14 +14,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import ArrayLike
 
-from envfleet._native import core
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import (
     RECV_GOES_ON,
     EnvBusy,
-    NothingToReceive,
     NotReset,
     PoolClosed,
     PoolTimeout,
@@ -35,6 +33,7 @@ from envfleet.contract.state import EnvState
 from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
 from envfleet.pool.backend import Backend, SavesStates, StepAtOnce
 from envfleet.pool.batch_rows import StepResult, rows_of_result
+from envfleet.pool.in_flight import InFlight
 
 # What a PoolTimeout says at the end.
 NOTHING_WAS_RESET = "Nothing is lost, and nothing was reset: recv() goes on waiting for the batch in flight"
@@ -63,9 +62,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._owner_pid = os.getpid()
         self._first_seed = seed
         self._was_reset = False
-        self._line = config.line  # of what is in flight: a reset() that timed out has rows for all envs to come
-        self._flight = core.Flight(config.num_envs)
-        self._sent: list[IntArray] = []  # synchronous pools: what was sent since the last batch, if not all at once
+        self._in_flight = InFlight(config, steps_some=backend.steps_some)
         self._step_at_once: StepAtOnce | None = None  # set while the pool was reset and nothing is in flight
         self._num_changes = 0
         self.num_envs = config.num_envs
@@ -108,16 +105,14 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         seeds = self._seeds(seed)
         options = None if options is None else dict(options)
         mask = None if options is None else take_reset_mask(options, self.num_envs)
-        if mask is not None and self._flight.num_in_flight:
-            raise EnvBusy(
-                f"envs {self._flight.env_ids} have results to come: receive them before resetting some envs only"
-            )
+        if mask is not None:
+            self._in_flight.require_none("receive them before resetting some envs only")
         if mask is not None and not self._was_reset and not mask.all():
             raise NotReset("the first reset() must reset all envs: call it without reset_mask")
         self._clear_flight()
         env_ids = np.flatnonzero(np.ones(self.num_envs, np.bool_) if mask is None else mask).astype(np.int32)
         self._backend.reset(env_ids, [seeds[env_id] for env_id in env_ids], options, Line.FULL)
-        self._line = Line.FULL
+        self._in_flight.line = Line.FULL
         self._mark_sent(None)
         self._was_reset = True
         batch = self._recv(self._config.timeout_s)
@@ -154,9 +149,9 @@ class EnvPool(VectorEnv[Any, Any, Any]):
                 self.send(actions)
         else:
             if env_id is not None and self._was_reset:
-                self._require_batch(self._flight.num_in_flight + int(np.size(env_id)))
+                self._in_flight.require_batch(num_more=int(np.size(env_id)))
             self.send(actions, env_id)
-        has_env_ids = self._config.line is Line.FIRST_READY or bool(self._sent)
+        has_env_ids = self._config.line is Line.FIRST_READY or self._in_flight.is_of_some
         return self._result(self._config.timeout_s, has_env_ids=has_env_ids)
 
     def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
@@ -191,7 +186,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             PoolTimeout: No answer after `timeout_s`; the call goes on, but its result is dropped.
         """
         self._require_open()
-        self._require_no_flight(f"call {name!r}")
+        self._in_flight.require_none(f"receive them before you call {name!r}")
         return tuple(self._asked(self._backend.call, range(self.num_envs), name, args, kwargs))
 
     def call_some(self, env_ids: ArrayLike, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -212,7 +207,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             PoolTimeout: No answer after `timeout_s`; the call goes on, but its result is dropped.
         """
         self._require_open()
-        self._require_no_flight(f"call {name!r}")
+        self._in_flight.require_none(f"receive them before you call {name!r}")
         ids = some_env_ids(env_ids, self.num_envs)
         values = dict(zip(sorted(ids), self._asked(self._backend.call, sorted(ids), name, args, kwargs), strict=True))
         return tuple(values[env_id] for env_id in ids)
@@ -242,7 +237,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             EnvFailed: An env raised.
         """
         self._require_open()
-        self._require_no_flight(f"set {name!r}")
+        self._in_flight.require_none(f"receive them before you set {name!r}")
         ids = range(self.num_envs) if env_ids is None else some_env_ids(env_ids, self.num_envs)
         self._asked(self._backend.set_attr, ids, name, values_for(values, len(ids)))
 
@@ -334,14 +329,15 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         if self.closed or not self._was_reset:
             self._require_open()
             raise NotReset("call reset() or async_reset() before the first step() or send()")
-        env_ids = None if env_id is None else self._env_ids(env_id)
-        if env_ids is None and self._flight.num_in_flight:
-            raise EnvBusy(f"envs {self._flight.env_ids} have results to come: call recv() first")
+        in_flight = self._in_flight
+        env_ids = None if env_id is None else in_flight.checked(env_id)
+        if env_ids is None and in_flight.num_envs:
+            raise EnvBusy(f"envs {in_flight.env_ids} have results to come: call recv() first")
         num_rows = self.num_envs if env_ids is None else len(env_ids)
         self._backend.send(env_ids, self._actions.require_batch(actions, num_rows, "actions"))
         self._mark_sent(env_ids)
-        if env_ids is not None and self._config.line is Line.FULL:
-            self._sent.append(env_ids.copy())
+        if env_ids is not None:
+            in_flight.chose(env_ids)
 
     def recv(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the next batch.
@@ -364,7 +360,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             PoolTimeout: No full batch after `timeout_s`.
         """
         self._require_open()
-        self._require_batch(self._flight.num_in_flight)
+        self._in_flight.require_batch()
         return self._result(self._config.timeout_s if timeout_s is None else timeout_s, has_env_ids=True)
 
     # -- live changes --
@@ -500,7 +496,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return batch_differing_spaces(spaces)
 
     def _result(self, timeout_s: float, *, has_env_ids: bool) -> StepResult:
-        chosen = self._chosen_env_ids() if self._sent else None
+        chosen = self._chosen_env_ids() if self._in_flight.is_of_some else None
         batch = self._recv(timeout_s)
         if has_env_ids:
             batch.infos["env_id"] = batch.env_ids
@@ -512,52 +508,34 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
         From then on every env is in flight: after PoolTimeout or EnvFailed the same batch is received again.
         """
-        others = np.ones(self.num_envs, np.bool_)
-        others[self._flight.env_ids] = False
-        if others.any():
-            env_ids = np.flatnonzero(others).astype(np.int32)
-            self._backend.repeat(env_ids)
-            self._flight.sent(env_ids)
-        return np.concatenate(self._sent)
+        others = self._in_flight.other_env_ids()
+        if len(others):
+            self._backend.repeat(others)
+            self._in_flight.sent(others)
+        return self._in_flight.chosen_env_ids()
 
     def _recv(self, timeout_s: float) -> StepBatch:
         try:
-            batch = self._backend.recv(self._line, timeout_s)
+            batch = self._backend.recv(self._in_flight.line, timeout_s)
         except PoolTimeout as error:
             raise PoolTimeout(error.report, RECV_GOES_ON, error.env_ids) from None
         self._first_seed = None  # only now: a first reset() that timed out may be made again
-        if self._line is Line.FULL:
-            self._land_all()
-        else:
-            self._flight.landed(batch.env_ids)
+        if self._in_flight.landed(batch.env_ids):
+            self._step_at_once = self._backend.step_at_once
         return batch
 
     def _mark_sent(self, env_ids: IntArray | None) -> None:
         self._step_at_once = None
-        self._flight.sent(env_ids)
-
-    def _require_batch(self, num_in_flight: int) -> None:
-        if self._config.line is Line.FULL and self._backend.steps_some:
-            if not num_in_flight:
-                raise NothingToReceive("no env is in flight: send() actions first")
-        elif num_in_flight < self.batch_size:
-            text = f"a batch has {self.batch_size} rows, but only {num_in_flight} envs are in flight: send() more"
-            together = "" if self._backend.steps_some else "; a vector env steps all its envs together"
-            raise NothingToReceive(text + together)
-
-    def _land_all(self) -> None:
-        self._flight.landed(None)
-        self._sent = []
-        self._line = self._config.line
-        self._step_at_once = self._backend.step_at_once
+        self._in_flight.sent(env_ids)
 
     def _clear_flight(self) -> None:
-        if self._flight.num_in_flight:
+        if self._in_flight.num_envs:
             try:
                 self._backend.drain(self._config.timeout_s)
             except PoolTimeout as error:
                 raise PoolTimeout(error.report, NOTHING_WAS_RESET, error.env_ids) from None
-            self._land_all()
+            self._in_flight.landed_all()
+            self._step_at_once = self._backend.step_at_once
 
     def _asked(self, ask: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -570,34 +548,13 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             seed = self._first_seed
         return seeds_of(seed, self.num_envs)
 
-    def _env_ids(self, env_id: ArrayLike, name: str = "env_id") -> IntArray:
-        ids = np.asarray(env_id)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-            raise UsageError(f"{name} must be a vector of env indices; got shape {ids.shape}, dtype {ids.dtype}")
-        if ids.dtype != np.int32:
-            ids = np.clip(ids, -1, self.num_envs)  # so that no number becomes another one
-        env_ids: IntArray = np.ascontiguousarray(ids, dtype=np.int32)
-        problem = self._flight.check(env_ids)
-        if problem is core.SendProblem.NO_SUCH_ENV:
-            raise UsageError(f"{name} must be between 0 and {self.num_envs - 1}; got {np.asarray(env_id).tolist()}")
-        if problem is core.SendProblem.NAMED_TWICE:
-            raise UsageError(f"{name} names an env twice: {env_ids.tolist()}")
-        if problem is core.SendProblem.BUSY:
-            busy = sorted(set(env_ids.tolist()) & set(self._flight.env_ids))
-            raise EnvBusy(f"envs {busy} have results to come: receive them before sending again")
-        return env_ids
-
     def _with_states(self, env_ids: ArrayLike | None, what: str) -> tuple[SavesStates, list[int]]:
         self._require_open()
-        self._require_no_flight(what)
+        self._in_flight.require_none(f"receive them before you {what}")
         if not isinstance(self._backend, SavesStates):
             raise UsageError("only native envs can be saved and restored; envfleet.registry() lists them")
-        ids = range(self.num_envs) if env_ids is None else self._env_ids(env_ids, "env_ids").tolist()
+        ids = range(self.num_envs) if env_ids is None else self._in_flight.checked(env_ids, "env_ids").tolist()
         return self._backend, list(ids)
-
-    def _require_no_flight(self, what: str) -> None:
-        if self._flight.num_in_flight:
-            raise EnvBusy(f"envs {self._flight.env_ids} have results to come: receive them before you {what}")
 
     def _require_open(self) -> None:
         if self.closed:
