@@ -22,6 +22,7 @@ from envfleet.cluster.calling import Calling
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.info_choice import ALL_INFOS, InfoChoice
+from envfleet.cluster.live_changes import LiveChanging
 from envfleet.cluster.network import Network
 from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
 from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
@@ -164,6 +165,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._head = self._run.head
         self._stepping = Stepping(self._run, form)
         self._calling = Calling(self._run, self._timing.timeout_s)
+        self._changing = LiveChanging(self._head)
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = RolloutActivity(self._run, form, self._learner)
         self.autoreset_mode = AutoresetMode(self._autoreset.value)
@@ -494,6 +496,64 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         return self._learner.publish(agent)
+
+    # -- live changes --
+
+    def broadcast(self, name: str, value: Any) -> int:
+        """Set an attribute of each env just before its next reset, also while a stream runs.
+
+        Workers hear of it between two rollouts; nothing waits for them. Envs and workers that come later have it from
+        their first reset on. `rollout.changes`, and `info["live_change"]` of resets, have the number of the last change
+        that an episode was begun with.
+
+        Args:
+            name: Name of the attribute, which the envs must have; wrappers are looked through.
+            value: A plain value or an array, the same for all envs.
+
+        Returns:
+            The number of the change: 1, 2, 3, ...
+
+        Raises:
+            UsageError: The value is not plain, the name is none, or the envs are native or come vectorized.
+        """
+        self._require_open()
+        return self._changing.broadcast(name, value)
+
+    def call_at_reset(self, name: str, *args: Any, **kwargs: Any) -> int:
+        """Call a method of each env once, just before its next reset; see `broadcast`.
+
+        An env that comes later gets the last call of each method only.
+
+        Args:
+            name: Name of the method; wrappers are looked through.
+            args: Positional arguments of the method: plain values and arrays.
+            kwargs: Named arguments of the method, likewise.
+
+        Returns:
+            The number of the change: 1, 2, 3, ...
+
+        Raises:
+            UsageError: An argument is not plain, the name is none, or the envs are native or come vectorized.
+        """
+        self._require_open()
+        return self._changing.call_at_reset(name, args, kwargs)
+
+    def set_reset_options(self, options: Mapping[str, Any] | None) -> int:
+        """Pass these options to every later reset of each env, also when it resets itself; see `broadcast`.
+
+        A reset() with options of its own has those instead.
+
+        Args:
+            options: A dict of plain values and arrays; None: no options, as at first.
+
+        Returns:
+            The number of the change: 1, 2, 3, ...
+
+        Raises:
+            UsageError: An option is not plain, or the envs are native or come vectorized.
+        """
+        self._require_open()
+        return self._changing.set_reset_options(options)
 
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:
         """Change the number of workers: the last ones go. `num_envs`, `batch_size` and the spaces follow.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from envfleet.contract.errors import StepOnEndedEpisode
+from envfleet.contract.live_changes import EnvChanges, LiveChanges
 from envfleet.contract.results import reset_result, step_result
 
 
@@ -63,28 +64,31 @@ class Episode:
     ended: bool = True
     next_seed: int | None = None  # for the next reset without a seed of its own: the env is new and unseeded
     check_obs: Callable[[Any], None] = _any_obs  # raises for an observation that cannot be used
+    changes: EnvChanges = field(default_factory=lambda: LiveChanges().of_new_env())
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Transition:
-        """Start an episode, whatever state the last one is in.
+        """Start an episode, whatever state the last one is in, with all changes that were made since.
 
         Args:
             seed: passed to the env; None: `next_seed`.
-            options: passed to the env.
+            options: passed to the env; None or empty: those that were set for all resets.
 
         Returns:
             The first observation, with reward 0.
 
         Raises:
             WrongResult: the env returned something else than (obs, info).
+            ChangeFailed: the env could not apply a change.
         """
+        self.changes.apply(self.env)
         if seed is None:
             seed = self.next_seed
-        obs, info = reset_result(self.env.reset(seed=seed, options=options))
+        obs, info = reset_result(self.env.reset(seed=seed, options=self.changes.options(options)))
         self.check_obs(obs)
         self.last_obs = obs
         self.next_seed = None
         self.ended = False
-        return Transition(obs, 0.0, False, False, info)
+        return Transition(obs, 0.0, False, False, self.changes.told(info))
 
     def step(self, action: Any) -> Transition:
         """Take one step, or do what the autoreset mode says after an episode's last step.

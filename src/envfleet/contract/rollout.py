@@ -56,6 +56,9 @@ class Rollout(Generic[ArrayT]):
     # The same, one row for each of the F episodes; other values are a list of (f, value).
     final_infos: Mapping[str, Any] = field(default_factory=dict)  # key: [F, ...]; "_key": [F] bool
     action_masks: ArrayT | None = None  # [T, N, ...] bool: the masks that the policy acted under; None: without
+    # [T, N] int64: the number of the last live change that the episode of each row was begun with, 0: with none; None:
+    # no env has had one yet
+    changes: ArrayT | None = None
 
     @property
     def num_steps(self) -> int:

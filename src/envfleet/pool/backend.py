@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
+from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
@@ -56,6 +57,13 @@ class Backend(Protocol):
 
     def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """Set an attribute of `env_ids`, with a value for each."""
+
+    @property
+    def why_no_changes(self) -> str | None:
+        """Why change() is not available, and what is instead; None: it is."""
+
+    def change(self, change: Change) -> None:
+        """Have each env apply a change in its next reset, also while it is in flight."""
 
     def close(self) -> None:
         """Close the envs and leave nothing behind. May be called twice."""

@@ -14,6 +14,7 @@ import numpy as np
 from envfleet.contract.episode import Autoreset, Env, Episode, Transition
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos import error_info
+from envfleet.contract.live_changes import ChangeFailed, LiveChanges
 from envfleet.contract.results import WrongResult
 
 logger = logging.getLogger("envfleet.pool")
@@ -65,7 +66,7 @@ class Failure(NamedTuple):
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, WrongResult):
+    if isinstance(error, WrongResult | ChangeFailed):
         return f"{type(error).__name__}: {error}"  # without our module's name
     return traceback.format_exception_only(error)[-1].strip()
 
@@ -105,6 +106,7 @@ class GuardedEpisode:
         env_errors: tuple[type[BaseException], ...] = ENV_ERRORS,  # what counts as a failure of the env
         lost_because: str | None = None,  # set: an earlier instance is gone, and the caller does not know yet
         seed: int | None = None,  # of the earlier instance
+        changes: LiveChanges | None = None,  # that are made while envs run
     ) -> None:
         """Build the env."""
         self.failure: Failure | None = None
@@ -122,6 +124,8 @@ class GuardedEpisode:
         self._episode = Episode(build(), autoreset, last_obs=empty_obs, next_seed=self._seed_of_rebuilt())
         if check_obs is not None:
             self._episode.check_obs = check_obs
+        if changes is not None:
+            self._episode.changes = changes.of_new_env()
 
     def take_over(self, last_obs: Any, ended: bool) -> None:
         """The episode has been under way elsewhere, and this is how it stands."""
@@ -242,6 +246,7 @@ class GuardedEpisode:
             self._episode.env.close()
         time.sleep(backoff_s(self._counts.num_failures(self._env_id)))
         self._episode.env = self._build()
+        self._episode.changes.begin_anew()
         self._episode.next_seed = self._seed_of_rebuilt()
         self._must_rebuild = False
 

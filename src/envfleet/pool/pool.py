@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from envfleet.contract.errors import (
     UsageError,
 )
 from envfleet.contract.infos import Infos
+from envfleet.contract.live_changes import Change, attribute_change, call_change, options_change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
@@ -63,6 +64,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._was_reset = False
         self._in_flight = InFlight(config, steps_some=backend.steps_some)
         self._step_at_once: StepAtOnce | None = None  # set while the pool was reset and nothing is in flight
+        self._num_changes = 0
         self.num_envs = config.num_envs
         self.batch_size = config.rows
         self.autoreset_mode = AutoresetMode(config.autoreset.value)
@@ -360,6 +362,81 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._require_open()
         self._in_flight.require_batch()
         return self._result(self._config.timeout_s if timeout_s is None else timeout_s, has_env_ids=True)
+
+    # -- live changes --
+
+    def broadcast(self, name: str, value: Any) -> int:
+        """Set an attribute of each env just before its next reset, also while envs are in flight.
+
+        Envs that are built anew later have it from their first reset on. `info["live_change"]` of each reset has the
+        number of the last change that the episode was begun with.
+
+        Args:
+            name: Name of the attribute, which the envs must have; wrappers are looked through.
+            value: The same for all envs.
+
+        Returns:
+            The number of the change: 1, 2, 3, ...
+
+        Raises:
+            UsageError: The value cannot be pickled, the name is none, or the envs are native or come vectorized.
+        """
+        return self.change(attribute_change(self._num_changes + 1, name, value))
+
+    def call_at_reset(self, name: str, *args: Any, **kwargs: Any) -> int:
+        """Call a method of each env once, just before its next reset; see `broadcast`.
+
+        An env that is built anew later gets the last call of each method only.
+
+        Args:
+            name: Name of the method; wrappers are looked through.
+            args: Positional arguments of the method.
+            kwargs: Named arguments of the method.
+
+        Returns:
+            The number of the change: 1, 2, 3, ...
+
+        Raises:
+            UsageError: An argument cannot be pickled, the name is none, or the envs are native or come vectorized.
+        """
+        return self.change(call_change(self._num_changes + 1, name, args, kwargs))
+
+    def set_reset_options(self, options: Mapping[str, Any] | None) -> int:
+        """Pass these options to every later reset of each env, also when it resets itself; see `broadcast`.
+
+        A reset() with options of its own has those instead.
+
+        Args:
+            options: The options; None: none, as at first.
+
+        Returns:
+            The number of the change: 1, 2, 3, ...
+
+        Raises:
+            UsageError: An option cannot be pickled, or the envs are native or come vectorized.
+        """
+        return self.change(options_change(self._num_changes + 1, options))
+
+    def change(self, change: Change) -> int:
+        """Have each env apply a change in its next reset; `broadcast` and the others above make it.
+
+        Args:
+            change: With a number greater than that of the last one.
+
+        Returns:
+            Its number.
+        """
+        self._require_open()
+        if self._backend.why_no_changes is not None:
+            raise UsageError(self._backend.why_no_changes)
+        self._backend.change(change)
+        self._num_changes = change.number
+        return change.number
+
+    @property
+    def why_no_changes(self) -> str | None:
+        """Why envs of this pool cannot be changed while they run; None: they can."""
+        return self._backend.why_no_changes
 
     # -- saving and restoring --
 

@@ -13,6 +13,7 @@ import numpy as np
 from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Env, Transition
+from envfleet.contract.live_changes import Change, LiveChanges
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
@@ -29,6 +30,7 @@ class SerialBackend:
     """A task waits until recv() needs its result; then it is done, in the order in which tasks were sent."""
 
     steps_some = True
+    why_no_changes: str | None = None
 
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Build all envs."""
@@ -36,6 +38,7 @@ class SerialBackend:
         self.step_at_once: StepAtOnce | None = None
         self.is_step_pending = False
         self._num_failures: Counter[int] = Counter()
+        self._changes = LiveChanges()
         self._episodes: list[GuardedEpisode] = []
         built: list[Env] = []
         env_id = 0
@@ -69,6 +72,7 @@ class SerialBackend:
             self,
             max_restarts=self._config.env_restarts,
             check_obs=ObservationCheck(self._obs_tree).check,
+            changes=self._changes,
         )
         self._episodes.append(episode)
         require_same_spaces(self.traits, episode.env, env_id, self._config.observation_mode)
@@ -80,7 +84,8 @@ class SerialBackend:
             tasks = {env_id: episode.repeat for env_id, episode in enumerate(self._episodes)}
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             episode = self._episodes[env_id]
-            tasks[env_id] = partial(episode.reset, seed, options)
+            own_options = None if options is None else dict(options)  # an env may take them apart
+            tasks[env_id] = partial(episode.reset, seed, own_options)
         self._tasks.extend(tasks.items())
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
@@ -126,6 +131,10 @@ class SerialBackend:
         """See Backend."""
         for env_id, value in zip(env_ids, values, strict=True):
             self._on_env(env_id, set_attribute, name, value)
+
+    def change(self, change: Change) -> None:
+        """See Backend."""
+        self._changes.add(change)
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """See Backend."""

@@ -20,6 +20,7 @@ from envfleet.cluster.wire.messages import (
     MOST_HOST_CHARS,
     PROTOCOL_VERSION,
     Cancel,
+    ChangeEnvs,
     Join,
     Leaving,
     NotReady,
@@ -32,6 +33,7 @@ from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import RolloutForm
 from envfleet.cluster.wire.spaces import space_of
 from envfleet.cluster.wire.transfers import Transfers
+from envfleet.contract.live_changes import ChangeKind
 from envfleet.contract.spaces import SpaceTree
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
@@ -75,6 +77,8 @@ class Fleet:
         self._records = [self._new_record(worker, 0.0) for worker in range(len(config.plans))]
         self.form: RolloutForm | None = None  # known when the first worker is ready
         self.metadata: dict[str, Any] = {}  # of its envs
+        self.why_no_changes: str | None = None  # its envs cannot be changed while they run
+        self._changes: dict[tuple[ChangeKind, str], ChangeEnvs] = {}  # the last of each kind and name
         self.is_stopping = False
 
     def __getitem__(self, worker: int) -> WorkerRecord:
@@ -120,6 +124,14 @@ class Fleet:
         config = self._config
         restarts = Restarts(config.timing.max_worker_restarts, config.timing.join_timeout_s, now_s)
         return WorkerRecord(worker, config.plans[worker], config.env_pickles[worker], restarts, self._deliver)
+
+    def keep_change(self, message: ChangeEnvs) -> None:
+        """Keep a change for processes that join later."""
+        key = message.kind, message.name
+        self._changes.pop(key, None)  # so that it goes to the end
+        self._changes[key] = message
+        assert self.form is not None  # a worker was ready before the caller could make a change
+        self.form.newest_change = message.number
 
     # -- questions --
 
@@ -219,6 +231,7 @@ class Fleet:
             timing=config.timing,
             compression=config.network.compression,
             attributes=record.attributes,
+            changes=list(self._changes.values()),
         )
         record.welcome_frames = encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)})
         record.send(record.welcome_frames, now_s)
@@ -245,6 +258,7 @@ class Fleet:
             tree = SpaceTree(obs)
             self.form = RolloutForm(tree, SpaceTree(actions), record.plan.pool.num_envs, self._config.sync.num_probes)
             self.metadata = metadata
+            self.why_no_changes = message.why_no_changes
         elif why := _difference(self.form, obs, actions):
             return self._refuse_pool(record, why, now_s)
         record.is_ready = True

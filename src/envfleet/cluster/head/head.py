@@ -23,6 +23,7 @@ from envfleet.cluster.wire.messages import (
     AboutChunks,
     Announce,
     Cancel,
+    ChangeEnvs,
     Collect,
     FromWorker,
     Heartbeat,
@@ -110,6 +111,15 @@ class Head:
             prepared = {worker: self.fleet[worker].orders.prepare(order, now_s) for worker, order in orders.items()}
             for worker, issued in prepared.items():
                 self.fleet[worker].issue(issued, now_s)
+
+    def change(self, message: ChangeEnvs) -> None:
+        """Have the envs of all workers apply a change, also those of workers and processes that come later."""
+        with self._socket.here():
+            now_s = _now_s()
+            prepared = [(record, record.orders.prepare(Order(message), now_s)) for record in self.fleet]
+            self.fleet.keep_change(message)
+            for record, issued in prepared:
+                record.issue(issued, now_s)
 
     def collect(self, worker: int, num_steps: int, infos: InfoChoice) -> Order:
         """An order for a rollout, which also tells the worker of the newest version."""
@@ -305,6 +315,8 @@ class Head:
             # Its next attempt would be no better: the caller that waits for it must hear of it.
             line = f"its answer is malformed: {error}"
             result = OrderFailed(order=message.order, kind="order", error=line, traceback="")
+        if isinstance(result, OrderFailed) and not record.orders.open[0].is_for_caller:
+            logger.warning("%s could not take a change of its envs: %s", member, result.error)
         self._num_arrivals += 1
         record.accept(message, result, verdict is Verdict.ACCEPTED, self._num_arrivals, _now_s())
         if isinstance(result, Rows | Collected) and result.suspects:

@@ -235,7 +235,9 @@ class WorkerRecord:
         elif isinstance(result, Rows):
             self.num_steps += len(result.arrays["rewards"])
             self.rates.append((len(result.arrays["rewards"]), now_s - issued.sent_s))
-        if is_wanted:  # also an error in place of a result that cannot be used: the caller must hear of it
+        if (
+            is_wanted and issued.is_for_caller
+        ):  # also an error in place of a result that cannot be used: the caller must hear of it
             is_refused = isinstance(result, OrderFailed) and result is not message
             failures = [] if is_refused else getattr(message, "failures", [])
             is_after_loss = not is_refused and getattr(message, "is_after_loss", False)

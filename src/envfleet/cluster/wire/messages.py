@@ -20,6 +20,7 @@ import msgspec
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.timing import Timing
+from envfleet.contract.live_changes import ChangeKind
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
@@ -138,6 +139,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     observation_space: Unread  # as spaces_wire has it
     action_space: Unread
     metadata: Unread  # as values_wire has it
+    why_no_changes: str | None = None  # the envs cannot be changed while they run: the error for those who try
 
 
 class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
@@ -175,7 +177,7 @@ class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
 
 
 class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
-    """Answer to Call and SetAttr: a value for each env."""
+    """Answer to Call, SetAttr and ChangeEnvs: a value for each env; nil if there is none."""
 
     order: int
     values: Unread  # as values_wire has it, a list
@@ -237,6 +239,21 @@ Answer = RowsReady | RolloutReady | ValuesReady | OrderFailed | OrderCancelled
 # -- head -> worker --
 
 
+class ChangeEnvs(msgspec.Struct, frozen=True, kw_only=True, tag="change_envs"):
+    """Have each env apply this in its next reset. Carried out even if it is cancelled; nobody waits for the answer.
+
+    A worker that has a change from its Welcome already, or a later one, only answers.
+    """
+
+    order: int = 0
+    accepted: int = 0
+    number: int  # of the change, counted over the run
+    kind: ChangeKind
+    name: str  # of the attribute or method
+    args: Any  # as values_wire has it, a tuple
+    kwargs: Any
+
+
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """You are a member. `epoch` counts the processes this worker has had."""
 
@@ -247,6 +264,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     timing: Timing
     compression: str | None  # of images: None or "zstd"
     attributes: dict[str, Any]  # that SetAttr has set before, for your envs
+    changes: list[ChangeEnvs] = []  # made before: the last of each kind and name, in this order
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -359,6 +377,7 @@ FromHead = (
     | Collect
     | Call
     | SetAttr
+    | ChangeEnvs
     | Cancel
     | Announce
     | Code
@@ -367,11 +386,12 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-OrderMessage = Reset | Step | Collect | Call | SetAttr
+OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs
 ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Reset: RowsReady,
     Step: RowsReady,
     Collect: RolloutReady,
     Call: ValuesReady,
     SetAttr: ValuesReady,
+    ChangeEnvs: ValuesReady,
 }

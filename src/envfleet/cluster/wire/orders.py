@@ -16,7 +16,7 @@ import numpy as np
 
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.wire.codec import encode
-from envfleet.cluster.wire.messages import ANSWER_TO, Answer, Collect, OrderMessage
+from envfleet.cluster.wire.messages import ANSWER_TO, Answer, ChangeEnvs, Collect, OrderMessage
 from envfleet.cluster.wire.transfers import Transfer
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -58,6 +58,11 @@ class Order:
         assert isinstance(self.message, Collect)
         return self.message.infos
 
+    @property
+    def is_for_caller(self) -> bool:
+        """Whether a caller waits for the answer."""
+        return not isinstance(self.message, ChangeEnvs)
+
     def encoded(self, number: int, accepted: int) -> Frames:
         """The frames to send. Raises what `encode` raises."""
         return encode(msgspec.structs.replace(self.message, order=number, accepted=accepted), self.arrays)
@@ -74,6 +79,11 @@ class Numbered:
     num_repeats: int = 0
     is_cancelled: bool = False
     transfer: Transfer | None = None  # if it travels in chunks
+
+    @property
+    def is_for_caller(self) -> bool:
+        """Whether a caller waits for the answer to this order."""
+        return self.order is not None and self.order.is_for_caller
 
     def is_overdue(self, now_s: float, resend_s: float) -> bool:
         """Whether to send it again. The pauses grow, so that repetitions do not fill a slow network.
@@ -112,8 +122,8 @@ class OrderLog:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is an open order that is not cancelled."""
-        return any(not order.is_cancelled for order in self.open)
+        """Whether there is an open order that is not cancelled, and for whose answer a caller waits."""
+        return any(not each.is_cancelled and each.is_for_caller for each in self.open)
 
     def judge(self, number: int) -> Verdict:
         """What to do with the answer to order `number`; changes nothing."""

@@ -65,6 +65,7 @@ class RolloutForm:
         self.obs = obs
         self.actions = actions
         self.num_envs = num_envs
+        self.newest_change = 0  # that was made while envs run
         self._checks = RowChecks(obs, actions)
         self._obs_names = [f"obs.{index}" for index in range(len(obs.leaves))]
         self._rows: list[tuple[str, tuple[int, ...], Any]] = [
@@ -119,6 +120,7 @@ class RolloutForm:
             _require(arrays, name, (*shape, *arrays[name].shape[2:]), arrays[name].dtype)
         num_finals = self._check_finals(shape, arrays)
         require_ends(arrays, num_steps_before)
+        self._check_changes(shape, arrays)
         if "next_values" in arrays:
             _require(arrays, "next_values", (self.num_envs,), np.dtype(np.float32))
             _require(arrays, "final_values", (num_finals,), np.dtype(np.float32))
@@ -134,6 +136,13 @@ class RolloutForm:
         if choice.action_mask is not None:
             _require(arrays, "action_mask", (*shape, *arrays["action_mask"].shape[2:]), np.dtype(np.bool_))
         return replace(collected, infos=steps, final_infos=finals)
+
+    def _check_changes(self, shape: tuple[int, int], arrays: Arrays) -> None:
+        if "changes" not in arrays:
+            return
+        _require(arrays, "changes", shape, np.dtype(np.int64))
+        if arrays["changes"].min() < 0 or arrays["changes"].max() > self.newest_change:
+            raise BadMessage(f"array 'changes' has numbers outside 0 to {self.newest_change}")
 
     def _suspects(self, arrays: Arrays) -> SuspectRows:
         """Of what each step came to; the first observation was looked at when it came as the last of a rollout."""
@@ -247,7 +256,14 @@ class RolloutForm:
             workers=np.array([part.worker for part in parts]),
             versions=np.array([part.version for part in parts]),
             lags=np.array([part.lag for part in parts]),
+            changes=self._joined_changes(parts),
         )
+
+    def _joined_changes(self, parts: Sequence[Collected]) -> Array | None:
+        if not any("changes" in part.arrays for part in parts):
+            return None
+        none = np.zeros((parts[0].num_steps, self.num_envs), np.int64)
+        return np.concatenate([part.arrays.get("changes", none) for part in parts], axis=1)
 
     @staticmethod
     def _joined_masks(parts: Sequence[Collected]) -> Array | None:

@@ -17,6 +17,7 @@ from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.row_checks import RowChecks
 from envfleet.cluster.wire.spare_arrays import SpareArrays
 from envfleet.cluster.worker.action_masks import ActionMasks
+from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.info_recorder import InfoRecorder
 from envfleet.cluster.worker.policy_state import PolicyError, PolicyState, Probing
 from envfleet.contract.arrays import Array
@@ -34,9 +35,12 @@ NO_INFOS = InfoChoice(keys=())
 class Collector:
     """Keeps what must last from one rollout to the next: the observation to act on, and the running episodes."""
 
-    def __init__(self, pool: EnvPool, first_obs: Any, first_infos: Infos) -> None:
+    def __init__(
+        self, pool: EnvPool, first_obs: Any, first_infos: Infos, changes: EpisodeChanges | None = None
+    ) -> None:
         """`first_obs` is what the pool shows now; its envs reset themselves in the step that ends an episode."""
         self._pool = pool
+        self._changes = EpisodeChanges(pool.num_envs) if changes is None else changes
         self._obs_tree = SpaceTree(pool.single_observation_space)
         self._action_tree = SpaceTree(pool.single_action_space)
         self._checks = RowChecks(self._obs_tree, self._action_tree)
@@ -70,6 +74,7 @@ class Collector:
         finals = _Finals()
         infos, masks = InfoRecorder(choice, num_steps, num_envs), self._masks
         masks.begin(choice.action_mask, num_steps)
+        self._changes.begin_rollout()
         for t in range(num_steps):
             between_steps()
             recorder.write_obs(t, self._obs)
@@ -96,11 +101,14 @@ class Collector:
                 self._began_s[rows] = now_s
                 finals.add(t, rows, final_obs, memory.rows(rows), self._returns[rows], self._lengths[rows])
                 memory.forget(rows)
+                self._changes.see(info, t)
                 self._returns[rows] = 0.0
                 self._lengths[rows] = 0
         recorder.write_obs(num_steps, self._obs)
         self._require_actions(recorder)
         arrays = self._arrays(policy, memory, recorder, finals)
+        if (changes := self._changes.rows(num_steps)) is not None:
+            arrays["changes"] = changes
         arrays |= {f"state.{name}": rows for name, rows in first_state.items()}
         arrays |= masks.arrays()
         shown, kind = probing.shown(policy, self._obs_tree, recorder.obs, arrays.get("action_mask"))

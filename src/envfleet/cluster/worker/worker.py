@@ -20,6 +20,7 @@ import numpy as np
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.wire.messages import (
     Call,
+    ChangeEnvs,
     Collect,
     NotReady,
     OrderCancelled,
@@ -103,11 +104,20 @@ class Worker:
         obs, obs_arrays = describe_space(pool.single_observation_space, "observation_space")
         actions, action_arrays = describe_space(pool.single_action_space, "action_space")
         metadata = {key: value for key, value in pool.metadata.items() if key != "autoreset_mode"}
-        ready = Ready(observation_space=obs, action_space=actions, metadata=plain_parts(metadata, "metadata"))
+        ready = Ready(
+            observation_space=obs,
+            action_space=actions,
+            metadata=plain_parts(metadata, "metadata"),
+            why_no_changes=pool.why_no_changes,
+        )
         return ready, {**obs_arrays, **action_arrays}
 
     def _carry_out(self, order: Any, arrays: Arrays) -> None:
         link = self._link
+        if isinstance(order, ChangeEnvs):  # also a cancelled one: it is for all episodes to come
+            self._pool.change(order)
+            link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+            return
         if order.order <= link.cancelled_through:
             raise Cancelled
         if isinstance(order, Step):

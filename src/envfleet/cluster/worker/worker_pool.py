@@ -12,14 +12,16 @@ import cloudpickle
 import msgspec
 import numpy as np
 
-from envfleet.cluster.wire.messages import EnvFailure, PoolPlan, Reset, RowsReady, Step, Welcome
+from envfleet.cluster.wire.messages import ChangeEnvs, EnvFailure, PoolPlan, Reset, RowsReady, Step, Welcome
 from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
 from envfleet.cluster.wire.rollouts import FIXED
 from envfleet.cluster.worker.collector import Collector
+from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.infos import Infos, InfoTable
+from envfleet.contract.live_changes import Arguments, Change, LiveChanges
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.make import make_pool
@@ -54,6 +56,8 @@ class WorkerPool:
         self._num_beginnings = 0
         # What set_attr() has set: a new pool gets it, too, also that of a replacement.
         self._attributes: dict[str, list[Any]] = {name: from_plain(each) for name, each in welcome.attributes.items()}
+        self._changes = LiveChanges(map(_change_of, welcome.changes))  # likewise, for changes in resets
+        self._num_changes = max((each.number for each in welcome.changes), default=0)
         self._autoreset = welcome.plan.pool.autoreset
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
@@ -139,17 +143,15 @@ class WorkerPool:
             if was_fresh and has_same_envs:
                 obs, infos = self._last_obs, self._reset_infos
             elif was_fresh:
-                obs, infos = _first_and_last(
-                    _received(lambda: self.envs.reset(**self._reset_arguments), self.envs, failures)
-                )
+                obs, infos = self._begun(lambda: self.envs.reset(**self._reset_arguments), failures)
             else:
-                obs, infos = _first_and_last(_received(self._first_reset, self.envs, failures))
-            self._collector = Collector(self.envs, obs, infos)
+                obs, infos = self._begun(self._first_reset, failures)
+            self._collector = Collector(self.envs, obs, infos, self._episode_changes)
         elif self._collector is None:
             obs, infos = self._last_obs, self._reset_infos
             if not was_fresh:
-                obs, infos = _first_and_last(_received(self._first_reset, self.envs, failures))
-            self._collector = Collector(self.envs, obs, infos)
+                obs, infos = self._begun(self._first_reset, failures)
+            self._collector = Collector(self.envs, obs, infos, self._episode_changes)
         self._episodes, self._hung = Episodes.RUNNING, None
         return self._collector
 
@@ -177,6 +179,15 @@ class WorkerPool:
         self.envs.set_attr(name, values)
         self._attributes[name] = values
 
+    def change(self, order: ChangeEnvs) -> None:
+        """Have each env apply a change in its next reset, also if the pool is built anew."""
+        if order.number <= self._num_changes:
+            return  # it was in the welcome
+        change, self._num_changes = _change_of(order), order.number
+        self._changes.add(change)
+        if not self.envs.closed:
+            self.envs.change(change)
+
     def failure(self, error: Exception) -> EnvFailure:
         """What the head is told of an env that failed."""
         env_id = getattr(error, "env_id", 0)
@@ -196,10 +207,13 @@ class WorkerPool:
         self.envs: EnvPool = make_pool(self._spec, replace(self._plan.pool, autoreset=self._autoreset))
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
+        self._episode_changes = EpisodeChanges(self.envs.num_envs)
         self._begin_anew()
         try:
             for name, values in self._attributes.items():
                 self.envs.set_attr(name, values)
+            for change in self._changes.last:
+                self.envs.change(change)
         except BaseException:
             self.envs.close()
             raise
@@ -209,6 +223,12 @@ class WorkerPool:
         self._episodes, self._collector = Episodes.NONE, None
         self._seed = _first_seed(self._plan, self._epoch, self._num_beginnings)
         self._num_beginnings += 1
+
+    def _begun(self, reset: Callable[[], Any], failures: list[Exception]) -> tuple[Any, Infos]:
+        """The observations and infos with which a rollout begins."""
+        result = _received(reset, self.envs, failures)  # after a failure, recv() has the results of a step
+        self._episode_changes.see(result[-1])
+        return result[0], result[-1]
 
     def _first_reset(self) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, with the seed that is meant for the first reset without seeds of its own."""
@@ -272,9 +292,15 @@ class WorkerPool:
         self, order: int, obs: Any, fixed: Arrays, info: Infos, failures: list[Exception]
     ) -> tuple[RowsReady, Arrays]:
         self._last_obs = obs
+        self._episode_changes.see(info)
         arrays = {f"obs.{index}": leaf for index, leaf in enumerate(self._obs.flatten(obs))}
         told = [self.failure(each) for each in failures]
         return RowsReady(order=order, info=plain_parts(info, "info"), failures=told), {**arrays, **fixed}
+
+
+def _change_of(message: ChangeEnvs) -> Change:
+    arguments = Arguments(tuple(from_plain(message.args)), from_plain(message.kwargs))
+    return Change(message.number, message.kind, message.name, arguments)
 
 
 def plain_parts(values: Mapping[str, Any], name: str) -> Any:
@@ -320,11 +346,6 @@ def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception])
             return envs.recv()
         except (EnvFailed, StepOnEndedEpisode) as error:
             failures.append(error)
-
-
-def _first_and_last(result: tuple[Any, ...]) -> tuple[Any, Infos]:
-    """The observations and infos of a reset; recv() after a failure has the results of a step."""
-    return result[0], result[-1]
 
 
 def _zeros(num_envs: int) -> dict[str, Array]:

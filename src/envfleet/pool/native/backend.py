@@ -18,6 +18,7 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.errors import MissingExtra, NotReset, PoolTimeout, UsageError
 from envfleet.contract.infos import Info, InfoTable
+from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
@@ -193,6 +194,15 @@ class NativeBackend:
             f"{name!r} of a native env cannot be set: pass it as env_kwargs, or choose backend='process', "
             "which runs the Python env"
         )
+
+    why_no_changes = (
+        "native envs cannot be changed while they run: pass env_kwargs, or options to reset(); or choose "
+        "backend='process', which runs the Python env"
+    )
+
+    def change(self, change: Change) -> None:
+        """See Backend. Never called."""
+        raise NotImplementedError
 
     def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
         """The states of some envs."""

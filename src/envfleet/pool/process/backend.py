@@ -15,12 +15,14 @@ from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode
+from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.process import child as process_child
+from envfleet.pool.process.change_channel import ChangeSender
 from envfleet.pool.process.children import Children, slice_s
 from envfleet.pool.process.cpus import usable_cpus
 from envfleet.pool.process.info_columns import InfoColumns
@@ -39,6 +41,7 @@ class ProcessBackend:
     """Child processes, each with several envs, and the memory they share with this process."""
 
     steps_some = True
+    why_no_changes: str | None = None
 
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Start the children and have them build the envs: env 0 first, which tells the spaces."""
@@ -65,9 +68,10 @@ class ProcessBackend:
             SharedArrays.allocate(self._files, self._shape, self._action_tree)
             self._arrays = SharedArrays(self._files, self._shape, self._obs_tree, self._action_tree, self._info_columns)
             self._arrays.autoreset = config.autoreset
+            self._changes = ChangeSender(self._files.changes, self._arrays)
             self._task_queues = self._arrays.task_queues
             self._task_queues.let_parent_spin(self._shape.num_children < usable_cpus())
-            self._children.start_others(self._task_queues, deadline_s)
+            self._children.start_others(self._task_queues, self._changes, deadline_s)
         except BaseException:
             self.close()
             raise
@@ -143,6 +147,10 @@ class ProcessBackend:
             by_child[self._task_queues.child_of(env_id)][env_id] = value
         requests = [process_child.SetAttr(name, each) for each in by_child]
         self._children.ask(requests, f"set {name!r}", self._config.timeout_s)
+
+    def change(self, change: Change) -> None:
+        """See Backend. Children look for changes before each task."""
+        self._changes.send(change)
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """See Backend. Children, also those that take the place of others, look at the mode before each task."""

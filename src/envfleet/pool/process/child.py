@@ -25,6 +25,7 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.pickling import picklable_part, pickled
+from envfleet.pool.process.change_channel import NO_CHANGES, ChangeReceiver, ChangesSoFar
 from envfleet.pool.process.cpus import keep_to_share
 from envfleet.pool.process.info_columns import InfoColumns
 from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
@@ -71,6 +72,7 @@ class Start(NamedTuple):
     times_steps: bool
     lost_because: str | None  # set: this child takes the place of one that died
     delay_s: float  # before it builds anything: the back-off of a child that dies again and again
+    changes: ChangesSoFar = NO_CHANGES
 
 
 def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
@@ -155,6 +157,7 @@ class ChildProcess:
         self.task_queues = self._arrays.task_queues
         self.task_queues.start_child(child)
         self._autoreset_code = self._arrays.autoreset_code[0]
+        self._changes = ChangeReceiver(files.changes, self._arrays, child, start.changes)
         self._episodes: dict[int, GuardedEpisode] = {}
         check_obs = ObservationCheck(obs_tree).check
         for env_id, build in enumerate(builds, start.first_env):
@@ -170,6 +173,7 @@ class ChildProcess:
                     env_errors=(BaseException,),  # no Ctrl-C reaches this process: the env has raised it
                     lost_because=start.lost_because,
                     seed=None if start.lost_because is None else self.task_queues.seed(env_id),
+                    changes=self._changes.changes,
                 )
                 self._episodes[env_id] = episode
                 require_same_spaces(traits, episode.env, env_id, start.config.observation_mode)
@@ -180,10 +184,8 @@ class ChildProcess:
     def loop(self) -> None:
         """Do tasks until told to stop."""
         next_task, finish = self.task_queues.next_task, self._finish
-        autoreset_code = self._arrays.autoreset_code
-        read_action: Callable[[int], Any] = self._read_action
-        if not self._action_tree.object_leaves:
-            read_action = action_reader(self._action_tree, self._arrays.action_columns)
+        autoreset_code, num_changes, changes = self._arrays.autoreset_code, self._arrays.num_changes, self._changes
+        read_action = self._action_reader()
         step_op, reset_op, repeat_op, request_op = core.Op.STEP, core.Op.RESET, core.Op.REPEAT, core.Op.REQUEST
         while True:
             task = next_task(IDLE_WAIT_S)
@@ -191,6 +193,8 @@ class ChildProcess:
                 continue
             op, env_id, line = task
             episodes = self._episodes if autoreset_code[0] == self._autoreset_code else self._switch_autoreset()
+            if num_changes[0] != changes.num_taken:
+                changes.take()
             if op is step_op:
                 episode = episodes[env_id]
                 step = episode.step if self._step_times is None else partial(self._time_step, episode.step)
@@ -246,6 +250,11 @@ class ChildProcess:
             self._channel.put(Windows.step_times, self._step_times)
             self._step_times = None
         return transition
+
+    def _action_reader(self) -> Callable[[int], Any]:
+        if self._action_tree.object_leaves:
+            return self._read_action
+        return action_reader(self._action_tree, self._arrays.action_columns)
 
     def _read_action(self, env_id: int) -> Any:
         """An action with parts that are no arrays: those lie in the object channel."""

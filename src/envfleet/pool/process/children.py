@@ -15,6 +15,7 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.process import child as process_child
+from envfleet.pool.process.change_channel import NO_CHANGES, ChangeSender
 from envfleet.pool.process.child_reports import BROKE_DOWN_TEXT, BUILD_FAILED_TEXT, ChildReports, death_text
 from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
 from envfleet.pool.process.resources import ProcessResources
@@ -57,6 +58,7 @@ class Children:
         self._channel = channel
         self._windows = windows
         self._traits: EnvTraits | None = None  # of env 0, once that is built
+        self._changes: ChangeSender | None = None  # once the arrays are laid out
         self._has_begun = False
         self._num_requests = [1] * shape.num_children  # the first reply says that the child is ready
         SharedArrays.allocate_task_queues(self._files, shape)
@@ -87,9 +89,10 @@ class Children:
         self._traits = traits
         return traits
 
-    def start_others(self, task_queues: core.SharedTaskQueues, deadline_s: float) -> None:
+    def start_others(self, task_queues: core.SharedTaskQueues, changes: ChangeSender, deadline_s: float) -> None:
         """The arrays are laid out, and these are their task queues: let the first child go on, and start the others."""
         self._task_queues = self._resources.task_queues = task_queues
+        self._changes = changes
         self.reports = ChildReports(task_queues, self._resources)
         self._num_requests[0] += 1
         task_queues.post_request(0)
@@ -124,6 +127,7 @@ class Children:
             times_steps=times_steps,
             lost_because=lost_because,
             delay_s=delay_s,
+            changes=NO_CHANGES if self._changes is None else self._changes.for_new_child(child),
         )
         self._channel.put_code(self._windows.request(child), start)
         self._resources.spawner.tell(Spawn(child, process_child.run, (self._files, self._shape)))

@@ -25,6 +25,7 @@ class MemoryFiles:
     first_ready: int
     objects: int
     stacks: int  # where children write their Python stacks when asked
+    changes: int  # made while envs run; see ChangeSender
 
     @classmethod
     def create(cls) -> MemoryFiles:
@@ -33,7 +34,7 @@ class MemoryFiles:
 
     def all(self) -> tuple[int, ...]:
         """In the order of the constructor's arguments."""
-        return (self.task_queues, self.full, self.first_ready, self.objects, self.stacks)
+        return (self.task_queues, self.full, self.first_ready, self.objects, self.stacks, self.changes)
 
     def close(self) -> None:
         """Close them here; other processes and mappings keep what they have."""
@@ -67,8 +68,11 @@ class SharedArrays:
         ]
         task_queues_bytes = _task_queues_bytes(shape)
         num_bytes = task_queues_bytes + _action_bytes(shape.num_envs, actions)
-        self._memory = mmap.mmap(files.task_queues, num_bytes + 1)
-        self.autoreset_code = memoryview(self._memory)[num_bytes:]  # one byte
+        self._memory = mmap.mmap(files.task_queues, num_bytes + _settings_bytes(shape))
+        settings = memoryview(self._memory)[num_bytes:]
+        self.autoreset_code = settings[:1]
+        self.num_changes = settings[8:16].cast("Q")  # [1]: changes that the parent has made
+        self.num_changes_taken = settings[16:].cast("Q")  # [num_children]: and how many of them each child has taken
         self.task_queues = core.SharedTaskQueues(
             self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores
         )
@@ -104,8 +108,9 @@ class SharedArrays:
 
     @staticmethod
     def allocate(files: MemoryFiles, shape: PoolShape, actions: SpaceTree) -> None:
-        """Size the file of the task queues for the actions and the autoreset mode, too; batches grow by themselves."""
-        os.ftruncate(files.task_queues, _task_queues_bytes(shape) + _action_bytes(shape.num_envs, actions) + 1)
+        """Size the file of the task queues for the actions and settings, too; batches grow by themselves."""
+        num_bytes = _task_queues_bytes(shape) + _action_bytes(shape.num_envs, actions)
+        os.ftruncate(files.task_queues, num_bytes + _settings_bytes(shape))
 
 
 def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
@@ -115,6 +120,11 @@ def _rows_of_lines(shape: PoolShape) -> tuple[int, ...]:
 
 def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
     return column_offsets(num_envs, columns_of(actions))[1]
+
+
+def _settings_bytes(shape: PoolShape) -> int:
+    """The autoreset mode, and the counters of changes."""
+    return 8 * (2 + shape.num_children)
 
 
 def _task_queues_bytes(shape: PoolShape) -> int:

@@ -14,6 +14,7 @@ from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos import InfoTable
+from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.results import ObservationCheck, number_rows
 from envfleet.contract.spaces import SpaceTree
@@ -166,6 +167,18 @@ class VectorBackend:
         except ENV_ERRORS as error:
             raise Failure.of(0, error).to_exception() from None
         self._attributes[name] = {**self._attributes.get(name, {}), **by_env}
+
+    @property
+    def why_no_changes(self) -> str | None:
+        """See Backend."""
+        return (
+            f"{type(self._vector.env.unwrapped).__name__} resets its envs by itself, so that they cannot be changed "
+            "just before: call set_attr() between two steps, or make a pool of single envs with backend='process'"
+        )
+
+    def change(self, change: Change) -> None:
+        """See Backend. Never called."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """See Backend."""

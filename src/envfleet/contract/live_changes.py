@@ -1,0 +1,170 @@
+"""Change, LiveChanges and EnvChanges: what envs change before their next reset, while they run. The only home of it.
+
+Changes are numbered: 1, 2, 3, ... Each env applies all that it has not applied yet, in this order, in its next reset.
+An env that is built anew begins with the last change of each kind and name. The info of every reset that follows a
+change has, under LIVE_CHANGE, the number of the last one.
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from envfleet.contract.errors import UsageError
+
+LIVE_CHANGE = "live_change"  # the key in the info of a reset
+
+_BUSINESS_OF_THE_POOL = ("reset", "step", "close")
+
+
+class ChangeFailed(Exception):
+    """An env could not apply a change."""
+
+
+class ChangeKind(enum.Enum):
+    """What a change does; the values cross the wire."""
+
+    ATTRIBUTE = "attribute"  # sets an attribute
+    CALL = "call"  # calls a method
+    OPTIONS = "options"  # the options of this reset and of those that follow
+
+
+class Arguments(NamedTuple):
+    """Of a call; a value to set, or options, are its only argument."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Change(NamedTuple):
+    """One change of all envs. The functions below make it, and refuse what no env could apply."""
+
+    number: int
+    kind: ChangeKind
+    name: str  # of the attribute or method; "" for options
+    arguments: Arguments | bytes  # bytes: pickled by another process of the same pool; each env has a copy of its own
+
+    def __str__(self) -> str:
+        """As the caller wrote it."""
+        text = {
+            ChangeKind.ATTRIBUTE: f"broadcast({self.name!r}, ...)",
+            ChangeKind.CALL: f"call_at_reset({self.name!r}, ...)",
+            ChangeKind.OPTIONS: "set_reset_options(...)",
+        }[self.kind]
+        return f"change {self.number}, {text}"
+
+    def load(self) -> Arguments:
+        """The arguments; unpickled if need be, which may raise anything."""
+        return Arguments(*pickle.loads(self.arguments)) if isinstance(self.arguments, bytes) else self.arguments
+
+
+def attribute_change(number: int, name: str, value: Any) -> Change:
+    """Set an attribute of each env."""
+    return Change(number, ChangeKind.ATTRIBUTE, _checked_name(name, "an attribute"), Arguments((value,), {}))
+
+
+def call_change(number: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Change:
+    """Call a method of each env."""
+    if name in _BUSINESS_OF_THE_POOL:
+        raise UsageError(f"call_at_reset() cannot call {name!r} of an env: the pool does that by itself")
+    return Change(number, ChangeKind.CALL, _checked_name(name, "a method"), Arguments(args, kwargs))
+
+
+def options_change(number: int, options: Mapping[str, Any] | None) -> Change:
+    """Reset each env with these options from now on."""
+    if options is not None and not isinstance(options, Mapping):
+        raise UsageError(f"options must be a dict, or None for none; got {type(options).__name__}")
+    if options is not None and "reset_mask" in options:
+        raise UsageError("reset_mask chooses the envs of one reset(): pass it there, not to set_reset_options()")
+    return Change(number, ChangeKind.OPTIONS, "", Arguments((None if options is None else dict(options),), {}))
+
+
+def _checked_name(name: Any, what: str) -> str:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UsageError(f"name must be the name of {what} of the envs; got {name!r}")
+    return name
+
+
+class LiveChanges:
+    """The changes of all envs of one process."""
+
+    def __init__(self, changes: Iterable[Change] = ()) -> None:
+        self._last: dict[tuple[ChangeKind, str], Change] = {}
+        self._envs: list[EnvChanges] = []
+        for change in changes:
+            self.add(change)
+
+    @property
+    def last(self) -> list[Change]:
+        """The last change of each kind and name, in the order in which they were made."""
+        return list(self._last.values())
+
+    def add(self, change: Change) -> None:
+        """Have each env apply a change in its next reset."""
+        key = change.kind, change.name
+        self._last.pop(key, None)  # so that it goes to the end
+        self._last[key] = change
+        for env in self._envs:
+            env.pending.append(change)
+
+    def of_new_env(self) -> EnvChanges:
+        """What one more env has to apply, from now on too."""
+        self._envs.append(EnvChanges(self))
+        return self._envs[-1]
+
+
+class EnvChanges:
+    """What one env has still to apply, and what it has applied."""
+
+    def __init__(self, of_all: LiveChanges) -> None:
+        self._of_all = of_all
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """The env was built anew."""
+        self.pending: deque[Change] = deque(self._of_all.last)
+        self._number = 0  # of the last change that was applied
+        self._options: dict[str, Any] | None = None
+
+    def apply(self, env: Any) -> None:
+        """Apply what is pending. A change that raises is not tried again, unless the env is built anew.
+
+        Raises:
+            ChangeFailed: The env has no such attribute or method, or it raised.
+        """
+        while self.pending:
+            change = self.pending[0]
+            try:
+                self._apply(change, env)
+            except Exception as error:
+                self._done(change)
+                raise ChangeFailed(f"{change}: {type(error).__name__}: {error}") from error
+            self._done(change)
+
+    def _done(self, change: Change) -> None:
+        self.pending.popleft()
+        self._number = change.number
+
+    def _apply(self, change: Change, env: Any) -> None:
+        args, kwargs = change.load()
+        if change.kind is ChangeKind.OPTIONS:
+            self._options = args[0]
+            return
+        if not env.has_wrapper_attr(change.name):
+            what = "attribute" if change.kind is ChangeKind.ATTRIBUTE else "method"
+            raise AttributeError(f"{env} has no {what} {change.name!r}; an env must have it before it can be changed")
+        if change.kind is ChangeKind.ATTRIBUTE:
+            env.set_wrapper_attr(change.name, *args)
+        else:
+            env.get_wrapper_attr(change.name)(*args, **kwargs)
+
+    def options(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The options of a reset: those that the caller gave, else a copy of those that were set for all resets."""
+        return given if given or self._options is None else dict(self._options)
+
+    def told(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The info of a reset, with the number of the last change."""
+        return {**info, LIVE_CHANGE: self._number} if self._number else info
