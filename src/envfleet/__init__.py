@@ -25,8 +25,9 @@ from envfleet.contract.errors import (
     WorkerFailed,
     WorkerLost,
 )
+from envfleet.contract.evaluation import Evaluation
 from envfleet.contract.pixels import Pixels
-from envfleet.contract.policy import Acted, Policy
+from envfleet.contract.policy import Acted, ActsDeterministically, Policy
 from envfleet.contract.pool_config import PoolSettings
 from envfleet.contract.returns import gae, gae_of, vtrace
 from envfleet.contract.rollout import Rollout
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from envfleet.launchers.slurm.settings import Slurm
     from envfleet.launchers.ssh import SSH
     from envfleet.policies.by_path import PolicySpec
+    from envfleet.policies.evaluate import evaluate
     from envfleet.policies.functions import FunctionPolicy
     from envfleet.policies.noisy_actor import GaussianNoise
     from envfleet.policies.normalizing import NormalizedPolicy, RewardScaler
@@ -81,6 +83,7 @@ _LATER = {
     "SquashedGaussian": "envfleet.policies.off_policy",
     "Timing": "envfleet.cluster.timing",
     "TorchPolicy": "envfleet.policies.torch_module",
+    "evaluate": "envfleet.policies.evaluate",
 }
 
 
@@ -97,6 +100,7 @@ __all__ = [
     "APS",
     "SSH",
     "Acted",
+    "ActsDeterministically",
     "Autoreset",
     "Bernoulli",
     "Categorical",
@@ -111,6 +115,7 @@ __all__ = [
     "EnvSpec",
     "EnvState",
     "EpsilonGreedy",
+    "Evaluation",
     "Every",
     "EveryUpdate",
     "FunctionPolicy",
@@ -150,6 +155,7 @@ __all__ = [
     "WorkerLost",
     "__version__",
     "compile_native",
+    "evaluate",
     "gae",
     "gae_of",
     "load_native",

@@ -150,6 +150,11 @@ class BatchAgent(agents.DiscreteAgent):
         return torch.distributions.Categorical(logits=self.actor(x - x.mean(0)))
 
 
+class LeastLikely(agents.DiscreteAgent):
+    def get_deterministic_action(self, x):
+        return self.actor(x).argmin(-1)
+
+
 class LeakyMemory(agents.LstmAgent):
     """One env's memory reaches the others."""
 
@@ -222,6 +227,10 @@ def _outside(obs):
     return np.full(len(obs), 3)
 
 
+def _depends_on_other_rows(obs):
+    return np.argsort(np.argsort(obs[:, 0])) % 3
+
+
 def _own_random_act(obs):
     return numpy_agents.RANDOM.integers(3, size=len(obs))
 
@@ -247,6 +256,12 @@ WRONG = {
     "the_distribution_gives_the_log_probs": [(WrongDistribution(), OBS, DISCRETE)],
     "estimates_agree_with_the_exact_divergence": [(Uniform(), OBS, DISCRETE), (WrongSampling(), OBS, DISCRETE)],
     "what_it_remembers_has_a_row_for_each_env": [(LeakyMemory(), OBS, DISCRETE), (GrowingMemory(), OBS, DISCRETE)],
+    "acting_without_chance_gives_the_mode": [
+        (FunctionPolicy(_random_act, _random_log_prob, act_deterministically=_random_act), OBS, DISCRETE),
+        (FunctionPolicy(_random_act, _random_log_prob, act_deterministically=_outside), OBS, DISCRETE),
+        (FunctionPolicy(_random_act, _random_log_prob, act_deterministically=_depends_on_other_rows), OBS, DISCRETE),
+        (LeastLikely(), OBS, DISCRETE),
+    ],
 }
 
 

@@ -123,6 +123,25 @@ def kl(p: Distribution, q: Distribution) -> Array:
     raise UsageError(f"a {p.kind} and a {q.kind} distribution cannot be compared, or differ in their parts")
 
 
+def mode(distribution: Distribution) -> Array:
+    """Return what is most likely in each row. Of equals the first; a switch is on if that is more likely than not.
+
+    Args:
+        distribution: for B rows.
+
+    Returns:
+        [B] indices of a Categorical, [B, number of choices] of a MultiCategorical; [B, D] of a Bernoulli (int8) and of
+        a Gaussian.
+    """
+    if isinstance(distribution, Categorical):
+        return np.asarray(distribution.logits.argmax(-1))
+    if isinstance(distribution, MultiCategorical):
+        return np.stack([logits.argmax(-1) for logits in distribution.logits], axis=-1)
+    if isinstance(distribution, Bernoulli):
+        return np.asarray(distribution.logits > 0, np.int8)
+    return distribution.mean
+
+
 def k3(log_probs: Array, other_log_probs: Array) -> Array:
     """Estimate KL(p || q) of each row from one action drawn from p.
 

@@ -34,6 +34,12 @@ def error_info(reason: str) -> Info:
     return {_ENV_ERROR: reason}
 
 
+def has_error(columns: Mapping[str, Any], num_rows: int) -> Array:
+    """[num_rows] bool: whether the env of each row failed."""
+    mask = columns.get(_mask(_ENV_ERROR))
+    return np.zeros(num_rows, np.bool_) if mask is None else np.asarray(mask, np.bool_)
+
+
 @dataclass(slots=True, eq=False)
 class InfoTable:
     """Columns of `num_rows` rows, and the mask of each. `add...` change this table; all else returns another one.

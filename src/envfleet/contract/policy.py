@@ -96,6 +96,24 @@ class ExposesDistribution(Protocol):
 
 
 @runtime_checkable
+class ActsDeterministically(Protocol):
+    """A policy that can act without chance: evaluations ask for it."""
+
+    def act_deterministically(self, obs: Any) -> Acted:
+        """Choose the mode of what act() draws from: the most likely choice, the mean, the best by its Q value.
+
+        Masks and normalisation apply as in act(). Recurrent policies take `state=`, and return the next one.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions: the same ones for the same observations, weights and state.
+        """
+        ...
+
+
+@runtime_checkable
 class Recurrent(Protocol):
     """A policy that remembers. Its other methods take `state=` as well, and act() returns the next state.
 

@@ -26,6 +26,8 @@ class FunctionPolicy:
         values: `values(obs)` returns [B] values, which become `extras["values"]` unless act returns them itself.
         distribution: `distribution(obs)` returns a Categorical, MultiCategorical, Bernoulli or Gaussian of envfleet, or
             None. Divergences are then exact.
+        act_deterministically: like `act`, without chance: for evaluations. None: where the actions are choices, the
+            mode of `distribution`.
 
     Raises:
         UsageError: an argument is not a function, or `weights` is not a mapping.
@@ -38,8 +40,10 @@ class FunctionPolicy:
         weights: Mapping[str, Any] | None = None,
         values: Callable[..., Any] | None = None,
         distribution: Callable[..., Any] | None = None,
+        act_deterministically: Callable[..., Any] | None = None,
     ) -> None:
         functions = {"act": act, "log_prob": log_prob, "values": values, "distribution": distribution}
+        functions["act_deterministically"] = act_deterministically
         for name, function in functions.items():
             if not callable(function) and (function is not None or name == "act"):
                 raise UsageError(f"{name} must be a function; got {type(function).__name__}")
@@ -48,6 +52,9 @@ class FunctionPolicy:
         self._act, self._log_prob, self._values = act, log_prob, values
         self._distribution = distribution
         self._weights = weights
+        self._mode = act_deterministically
+        if act_deterministically is not None:  # whether it is ActsDeterministically shows in this method
+            self.act_deterministically = self._act_deterministically
 
     def act(self, obs: Any) -> Acted:
         """Choose actions with the act function.
@@ -61,7 +68,14 @@ class FunctionPolicy:
         Raises:
             UsageError: the function returned something else, or log-probs or values of the wrong shape.
         """
-        actions, log_probs, extras = _acted(self._act(*self._leading(), obs))
+        return self._acted(self._act, obs)
+
+    def _act_deterministically(self, obs: Any) -> Acted:
+        assert self._mode is not None
+        return self._acted(self._mode, obs)
+
+    def _acted(self, act: Callable[..., Any], obs: Any) -> Acted:
+        actions, log_probs, extras = _acted(act(*self._leading(), obs))
         rows = None if log_probs is None else _float_rows(log_probs, num_rows_of(obs), "log_probs")
         arrays = {name: np.asarray(extra) for name, extra in extras.items()}
         if "values" not in arrays and (values := self.values(obs)) is not None:

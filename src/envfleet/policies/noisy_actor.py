@@ -93,6 +93,23 @@ class GaussianNoise:
         self._border.require_no_nan(log_probs, obs, "log-probs")
         return Acted(actions, log_probs, {})
 
+    def act_deterministically(self, obs: Any) -> Acted:
+        """Choose the actor's actions, without noise, clipped to the bounds.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions.
+
+        Raises:
+            UsageError: the actor's output is NaN, or is not [B, ...].
+        """
+        with self._torch.inference_mode():
+            mean = self._mean(obs)
+        self._border.require_no_nan(mean.reshape(len(mean), -1).sum(1, dtype=np.float32), obs, "actions")
+        return Acted(np.clip(mean, self._low, self._high), None, {})
+
     def log_prob(self, obs: Any, actions: Any) -> Array:
         """Compute the log-probabilities of actions that were taken, under the Gaussian before clipping.
 

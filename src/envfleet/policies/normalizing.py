@@ -12,7 +12,7 @@ from gymnasium import spaces
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
-from envfleet.contract.policy import Acted, ExposesDistribution, Recurrent, Seedable
+from envfleet.contract.policy import Acted, ActsDeterministically, ExposesDistribution, Recurrent, Seedable
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 from envfleet.policies.adapting import as_policy
@@ -83,7 +83,9 @@ class NormalizedPolicy:
         self._moments = [RunningMoments(leaf.shape) if _is_float(leaf) else None for leaf in self._tree.leaves]
         if not any(self._moments):
             raise UsageError(f"{observation_space} has no Box of floats, so there is nothing to normalise")
-        # Whether it is Recurrent or Seedable shows in these methods: only if the agent is.
+        # Whether it is Recurrent, Seedable or ActsDeterministically shows in these methods: only if the agent is.
+        if isinstance(self._policy, ActsDeterministically):
+            self.act_deterministically = self._act_deterministically
         if isinstance(self._policy, Recurrent):
             self.initial_state = self._policy.initial_state
         if isinstance(self._policy, Seedable):
@@ -201,6 +203,10 @@ class NormalizedPolicy:
                 name = leaf.name_in("obs")
                 moments.mean, moments.var = (np.array(given[f"{name}.{what}"], np.float64) for what in ("mean", "var"))
                 moments.count = float(given[f"{name}.count"])
+
+    def _act_deterministically(self, obs: Any, **state: Any) -> Acted:
+        acted: Acted = self._policy.act_deterministically(self.normalize(obs), **state)
+        return acted
 
     def _statistics(self) -> dict[str, Array]:
         arrays: dict[str, Array] = {}

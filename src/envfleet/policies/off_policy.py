@@ -90,6 +90,21 @@ class EpsilonGreedy:
             log_probs = self._log_probs(best, chosen, num_actions)
             return Acted(chosen.numpy() + self._start, log_probs, {})
 
+    def act_deterministically(self, obs: Any) -> Acted:
+        """Choose the best action of each row, whatever epsilon is.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions.
+
+        Raises:
+            UsageError: a Q value is NaN, or the network's output is not [B, K].
+        """
+        with self._torch.inference_mode():
+            return Acted(self._q_values(obs).argmax(1).cpu().numpy() + self._start, None, {})
+
     def log_prob(self, obs: Any, actions: Any) -> Array:
         """Compute the log-probabilities of actions that were taken; none is below that of PROBABILITY_FLOOR.
 
@@ -232,6 +247,28 @@ class SquashedGaussian:
             taken = self._border.arrays(actions)
         self._border.require_no_nan(log_probs, obs, "log-probs")
         return Acted(taken, log_probs, {})
+
+    def act_deterministically(self, obs: Any) -> Acted:
+        """Choose the squashed mean.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions.
+
+        Raises:
+            UsageError: an action is NaN, or the actor's outputs are not [B, D].
+        """
+        torch = self._torch
+        with torch.inference_mode():
+            mean, _ = self._mean_and_log_std(obs)
+            scale, bias = self._scale_and_bias()
+            actions = torch.tanh(mean).clamp(-SQUASHED_LIMIT, SQUASHED_LIMIT) * scale + bias
+            taken = self._border.arrays(actions)
+            sums = self._border.rows(actions.sum(1), len(mean), "actions")
+        self._border.require_no_nan(sums, obs, "actions")
+        return Acted(taken, None, {})
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
         """Compute the log-probabilities of actions that were taken.

@@ -15,6 +15,7 @@ from envfleet.contract.policy import Acted, State
 from envfleet.policies.checks import num_rows_of
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 from envfleet.policies.torch_distributions import as_distribution
+from envfleet.policies.torch_modes import OWN_METHOD, modes_instead_of_samples
 
 FORM = (
     "get_action_and_value(obs, lstm_state, done, action=None) -> action, log_prob, entropy, value, lstm_state "
@@ -79,12 +80,40 @@ class RecurrentTorchPolicy:
         Raises:
             UsageError: `state` is missing or has another form, a log-prob is NaN, or an output has the wrong shape.
         """
+        with self._torch.inference_mode():
+            given = self._border.tensors(obs), *self._remembered(state, num_rows_of(obs))
+            return self._acted(obs, *_five(self.module.get_action_and_value(*given)))
+
+    def act_deterministically(self, obs: Any, state: State | None = None) -> Acted:
+        """Choose the modes of what get_action_and_value draws from.
+
+        If the module has get_deterministic_action(obs, lstm_state, done), it returns the actions and the next
+        lstm_state instead.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            state: what the policy remembered before these observations, by name, each [B, ...].
+
+        Returns:
+            The actions, their log-probs, extras and the state after them.
+
+        Raises:
+            UsageError: `state` is missing or has another form, the module draws from something whose mode is not
+                known, a log-prob is NaN, or an output has the wrong shape.
+        """
+        own = getattr(self.module, OWN_METHOD, None)
+        with self._torch.inference_mode():
+            given = self._border.tensors(obs), *self._remembered(state, num_rows_of(obs))
+            if own is not None:
+                actions, after = own(*given)
+                return self._acted(obs, actions, None, None, None, after)
+            with modes_instead_of_samples(self._torch, self.module):
+                outcome = _five(self.module.get_action_and_value(*given))
+            return self._acted(obs, *outcome)
+
+    def _acted(self, obs: Any, actions: Any, log_probs: Any, _: Any, values: Any, after: Any) -> Acted:
         border, num_rows = self._border, num_rows_of(obs)
         with self._torch.inference_mode():
-            remembered = self._remembered(state, num_rows)
-            actions, log_probs, _, values, after = _five(
-                self.module.get_action_and_value(border.tensors(obs), *remembered)
-            )
             taken = border.arrays(actions)
             rows = None if log_probs is None else border.rows(log_probs, num_rows, "log_probs")
             extras = {} if values is None else {"values": border.rows(values, num_rows, "values")}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -24,3 +26,17 @@ def seed_policy(policy: Policy, seed: int) -> None:
         torch.manual_seed(seed)
     if isinstance(policy, Seedable):
         policy.seed(seed)
+
+
+@contextlib.contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Put the global generators of Python, NumPy and torch back at the end: what is drawn inside counts for nobody."""
+    python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
+    of_torch = None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch is not None and of_torch is not None:
+            torch.set_rng_state(of_torch)

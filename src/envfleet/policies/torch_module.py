@@ -14,6 +14,7 @@ from envfleet.contract.policy import Acted
 from envfleet.policies.checks import num_rows_of
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 from envfleet.policies.torch_distributions import as_distribution
+from envfleet.policies.torch_modes import OWN_METHOD, modes_instead_of_samples
 from envfleet.policies.tracing import Acting, traced_acting
 
 
@@ -63,9 +64,35 @@ class TorchPolicy:
         Raises:
             UsageError: a log-prob is NaN, or an output has the wrong shape.
         """
+        with self._torch.inference_mode():
+            return self._acted(obs, *self._act(self._border.tensors(obs)))
+
+    def act_deterministically(self, obs: Any) -> Acted:
+        """Choose the modes of what get_action_and_value draws from, or what get_deterministic_action(obs) returns.
+
+        Args:
+            obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+
+        Returns:
+            The actions, their log-probs and, where the module has values, `extras["values"]`; from
+            get_deterministic_action(obs) the actions only.
+
+        Raises:
+            UsageError: the module draws from something whose mode is not known, a log-prob is NaN, or an output has
+                the wrong shape.
+        """
+        own = getattr(self.module, OWN_METHOD, None)
+        with self._torch.inference_mode():
+            tensors = self._border.tensors(obs)
+            if own is not None:
+                return self._acted(obs, own(tensors), None, None)
+            with modes_instead_of_samples(self._torch, self.module):
+                actions, log_probs, _, values = _four(self.module.get_action_and_value(tensors))
+            return self._acted(obs, actions, log_probs, values)
+
+    def _acted(self, obs: Any, actions: Any, log_probs: Any, values: Any) -> Acted:
         border, num_rows = self._border, num_rows_of(obs)
         with self._torch.inference_mode():
-            actions, log_probs, values = self._act(border.tensors(obs))
             taken = border.arrays(actions)
             rows = None if log_probs is None else border.rows(log_probs, num_rows, "log_probs")
             extras = {} if values is None else {"values": border.rows(values, num_rows, "values")}

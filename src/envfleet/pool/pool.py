@@ -269,6 +269,11 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return has_same_envs
 
     @property
+    def steps_some(self) -> bool:
+        """Whether some envs can be stepped while the others stand still; vector envs step all together."""
+        return self._backend.steps_some
+
+    @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's SyncVectorEnv has it
         """The seed of each env's random generator; -1 where it is not known."""
         return self.get_attr("np_random_seed")

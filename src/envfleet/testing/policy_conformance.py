@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Bernoulli, Categorical, Distribution, Gaussian, from_arrays, k3, kl
 from envfleet.contract.errors import InvalidAction
-from envfleet.contract.policy import Acted, ExposesDistribution, Policy, Recurrent
+from envfleet.contract.policy import Acted, ActsDeterministically, ExposesDistribution, Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy, build_policy, code_of, is_policy_like
 from envfleet.policies.seeding import seed_policy
@@ -227,6 +227,45 @@ def estimates_agree_with_the_exact_divergence(case: PolicyCase) -> None:
     )
 
 
+def acting_without_chance_gives_the_mode(case: PolicyCase) -> None:
+    """If the policy acts deterministically: always the same actions, row by row, and none is more likely."""
+    policy, obs, tree = as_policy(case.agent), case.obs(), SpaceTree(case.action_space)
+    if not isinstance(policy, ActsDeterministically):
+        return
+    start = _start(policy, NUM_ROWS)
+    seed_policy(policy, 0)
+    acted = policy.act_deterministically(obs, **start)
+    _require_actions(case.action_space, acted.actions, NUM_ROWS)
+    assert (acted.state is not None) == isinstance(policy, Recurrent), "only recurrent policies return a state, always"
+    twin = build_policy(code_of(case.agent))
+    twin.set_weights(_read_only(_copied(policy.get_weights())))
+    for seed, other in ((1, policy), (2, twin)):
+        seed_policy(other, seed)
+        again = cast(ActsDeterministically, other).act_deterministically(obs, **start)
+        _require_equal(tree, again.actions, acted.actions, "deterministic actions depend on chance")
+    obs_tree = SpaceTree(case.observation_space)
+    for row in range(NUM_ROWS):
+        alone = obs_tree.unflatten([leaf[row : row + 1] for leaf in obs_tree.flatten(obs)])
+        actions = policy.act_deterministically(alone, **_start(policy, 1)).actions
+        for one, all_rows in zip(tree.flatten(actions), tree.flatten(acted.actions), strict=True):
+            message = "rows influence each other's deterministic actions"
+            assert_allclose(one[0], all_rows[row], rtol=1e-4, atol=1e-5, err_msg=message)
+    if tree.is_one_array and not case.is_squashed:
+        _require_most_likely(policy, obs, acted.actions, case.action_space)
+
+
+def _require_most_likely(policy: Policy, obs: Any, actions: Any, space: spaces.Space[Any]) -> None:
+    start = _start(policy, NUM_ROWS)
+    shown = _distribution(policy, obs, start)
+    if shown is None:
+        return
+    chosen = _log_probs(shown, actions, space)
+    for seed in range(8):
+        seed_policy(policy, seed)
+        drawn = _log_probs(shown, policy.act(obs, **start).actions, space)
+        assert (drawn <= chosen + 1e-4).all(), "a drawn action is more likely than the deterministic one"
+
+
 def what_it_remembers_has_a_row_for_each_env(case: PolicyCase) -> None:
     """A recurrent policy's state keeps its form, and rows put back to the initial state are as in a new episode."""
     policy = as_policy(case.agent)
@@ -265,6 +304,7 @@ POLICY_CHECKS: tuple[Check, ...] = (
     the_distribution_gives_the_log_probs,
     estimates_agree_with_the_exact_divergence,
     what_it_remembers_has_a_row_for_each_env,
+    acting_without_chance_gives_the_mode,
 )
 
 
