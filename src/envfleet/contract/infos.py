@@ -36,7 +36,7 @@ def error_info(reason: str) -> Info:
 
 def has_error(columns: Mapping[str, Any], num_rows: int) -> Array:
     """[num_rows] bool: whether the env of each row failed."""
-    mask = columns.get(_mask(_ENV_ERROR))
+    mask = columns.get(mask_key(_ENV_ERROR))
     return np.zeros(num_rows, np.bool_) if mask is None else np.asarray(mask, np.bool_)
 
 
