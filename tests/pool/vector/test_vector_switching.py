@@ -96,7 +96,7 @@ if __name__ == "__main__":
 
 
 def test_the_env_of_an_async_vector_env_that_failed_is_named():
-    """In a process of its own: descriptors of an AsyncVectorEnv that failed stay open, and what holds them is not known."""
+    """In a process of its own: an AsyncVectorEnv that failed leaves descriptors open. What holds them is not known."""
     done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.startswith("2 env 2 of the vector env raised")
 
