@@ -55,7 +55,8 @@ check: $(VENV)/with-check
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED_SOURCES)
 
-# The C++ core's tests under the thread sanitizer, and under the address and undefined-behaviour sanitizers.
+# The tests of the C++ core and of the environments on MuJoCo and Box2D, under the thread sanitizer, and under the
+# address and undefined-behaviour sanitizers. MuJoCo's and Box2D's own libraries are as they come.
 sanitize: build/native/thread/passed build/native/address/passed
 
 # Kill, stop, delay, drop and duplicate for ten minutes on each wire; tcp needs root. make chaos CHAOS_S=3600 CHAOS_SEED=7

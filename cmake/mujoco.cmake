@@ -6,12 +6,29 @@ execute_process(
   OUTPUT_VARIABLE ENVFLEET_MUJOCO_DIR OUTPUT_STRIP_TRAILING_WHITESPACE)
 file(GLOB ENVFLEET_LIBMUJOCO ${ENVFLEET_MUJOCO_DIR}/libmujoco.so.*)
 if(NOT ENVFLEET_MUJOCO_DIR OR NOT ENVFLEET_LIBMUJOCO)
-  message(STATUS "no MuJoCo: its environments will run as Python processes")
+  message(NOTICE "no MuJoCo (pip: mujoco-core): its environments will run as Python processes, and have no test in C++")
   return()
 endif()
 list(GET ENVFLEET_LIBMUJOCO 0 ENVFLEET_LIBMUJOCO)
 string(REGEX REPLACE ".*/libmujoco\\.so\\." "" ENVFLEET_MUJOCO_VERSION ${ENVFLEET_LIBMUJOCO})
 message(STATUS "MuJoCo ${ENVFLEET_MUJOCO_VERSION}: ${ENVFLEET_MUJOCO_DIR}")
+
+if(ENVFLEET_NATIVE_TESTS)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+            "import importlib.util as u; s = u.find_spec('gymnasium'); print(s.submodule_search_locations[0] if s else '')"
+    OUTPUT_VARIABLE ENVFLEET_GYMNASIUM_DIR OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT ENVFLEET_GYMNASIUM_DIR)
+    message(NOTICE "no Gymnasium, which has the models: the environments on MuJoCo have no test in C++")
+    return()
+  endif()
+  envfleet_add_test(mujoco native/tests/plugins/mujoco_test.cc native/envs/mujoco/plugin.cc)
+  target_compile_definitions(mujoco_test PRIVATE
+                             ENVFLEET_MUJOCO_MODELS="${ENVFLEET_GYMNASIUM_DIR}/envs/mujoco/assets")
+  target_include_directories(mujoco_test SYSTEM PRIVATE ${ENVFLEET_MUJOCO_DIR}/include)
+  target_link_libraries(mujoco_test PRIVATE ${ENVFLEET_LIBMUJOCO})
+  return()
+endif()
 
 add_library(envfleet_mujoco MODULE native/envs/mujoco/plugin.cc)
 target_compile_definitions(envfleet_mujoco PRIVATE ENVFLEET_PLUGIN_ABI=0x${hash}u)

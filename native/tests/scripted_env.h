@@ -36,6 +36,8 @@ class Splitmix {
     return z ^ (z >> 31);
   }
   std::size_t below(std::size_t n) { return next() % n; }
+  std::uint64_t state() const { return state_; }
+  void set_state(std::uint64_t state) { state_ = state; }
 
  private:
   static std::uint64_t next_uint64(void* self) { return static_cast<Splitmix*>(self)->next(); }

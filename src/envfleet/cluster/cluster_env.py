@@ -43,9 +43,8 @@ from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
 from envfleet.policies.adapting import is_policy_like
-from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask
+from envfleet.pool.arguments import autoreset_of, seeds_of, some_env_ids, take_reset_mask
 from envfleet.pool.building import EnvLike
-from envfleet.pool.make import autoreset_of
 
 # Arguments of ClusterEnv in earlier versions, and where they are now.
 _MOVED = {

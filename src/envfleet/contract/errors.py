@@ -88,7 +88,8 @@ class EnvFailed(EnvFleetError):
     The text has the message, seed and last action, then the traceback of the env.
 
     Attributes:
-        env_id: Index of the env in its pool.
+        env_id: Index of the env in its pool. 0 where a vector env of another library does not say which one it was; the
+            text says so.
         child_traceback: The traceback as text, from where the env ran.
         seed: The seed of the env's last seeded reset, if it had one.
         last_action: The action of the step that failed; None if it failed in reset() or before.

@@ -1,4 +1,4 @@
-"""Arguments of a VectorEnv's methods, checked: seeds, reset masks, env indices and values of attributes."""
+"""Arguments of a VectorEnv's methods, checked: seeds, autoreset modes, reset masks, env indices, attributes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import ArrayLike
 
 from envfleet.contract.arrays import BoolArray
+from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 
 
@@ -64,3 +66,15 @@ def values_for(values: Any, num_envs: int) -> list[Any]:
     if len(each) != num_envs:
         raise UsageError(f"set_attr() needs a value for each of {num_envs} envs, or one for all; got {len(each)}")
     return each
+
+
+def autoreset_of(mode: AutoresetMode | Autoreset | str) -> Autoreset:
+    """The mode, in any of the ways to say it."""
+    if isinstance(mode, Autoreset):
+        return mode
+    value = mode.value if isinstance(mode, AutoresetMode) else mode
+    for each in Autoreset:
+        if value in (each.value, each.name, each.name.lower()):
+            return each
+    known = ", ".join(repr(each.name.lower()) for each in Autoreset)
+    raise UsageError(f"autoreset_mode must be one of {known}, or Gymnasium's AutoresetMode; got {mode!r}")

@@ -30,7 +30,8 @@ class Backend(Protocol):
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """Use `mode` from the next call on; nothing is in flight. False if envs had to be built anew for it.
 
-        Raises UsageError, and nothing has changed, where envs of another library do not have this mode.
+        Raises UsageError, and nothing has changed, where envs of another library do not have this mode; EnvFailed, and
+        all envs must be reset, where they could not be built anew.
         """
 
     @property

@@ -13,7 +13,7 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
 from envfleet.contract.pool_config import DEFAULTS, BackendName, ObservationMode, OnEnvError, PoolConfig
 from envfleet.contract.spec import EnvKwargs, EnvSpec
-from envfleet.pool.arguments import seeds_of
+from envfleet.pool.arguments import autoreset_of, seeds_of
 from envfleet.pool.backend import Backend
 from envfleet.pool.building import EnvLike, env_builders
 from envfleet.pool.native.registry import NativeChoice, choose_native
@@ -162,15 +162,3 @@ def _native_choice(spec: EnvSpec, config: PoolConfig, backend: str) -> NativeCho
         level = logging.WARNING if error.is_surprise else logging.INFO
         logger.log(level, "not native: %s", str(error))  # the exception itself would keep its frames alive
         return None
-
-
-def autoreset_of(mode: AutoresetMode | Autoreset | str) -> Autoreset:
-    """The mode, in any of the ways to say it."""
-    if isinstance(mode, Autoreset):
-        return mode
-    value = mode.value if isinstance(mode, AutoresetMode) else mode
-    for each in Autoreset:
-        if value in (each.value, each.name, each.name.lower()):
-            return each
-    known = ", ".join(repr(each.name.lower()) for each in Autoreset)
-    raise UsageError(f"autoreset_mode must be one of {known}, or Gymnasium's AutoresetMode; got {mode!r}")

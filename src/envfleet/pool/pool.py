@@ -30,7 +30,7 @@ from envfleet.contract.live_changes import Change, attribute_change, call_change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.state import EnvState
-from envfleet.pool.arguments import seeds_of, some_env_ids, take_reset_mask, values_for
+from envfleet.pool.arguments import autoreset_of, seeds_of, some_env_ids, take_reset_mask, values_for
 from envfleet.pool.backend import Backend, SavesStates, StepAtOnce
 from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.in_flight import InFlight
@@ -241,13 +241,14 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         ids = range(self.num_envs) if env_ids is None else some_env_ids(env_ids, self.num_envs)
         self._asked(self._backend.set_attr, ids, name, values_for(values, len(ids)))
 
-    def switch_autoreset(self, mode: Autoreset) -> bool:
+    def switch_autoreset(self, mode: AutoresetMode | Autoreset | str) -> bool:
         """Use another autoreset mode from the next call on. Results that were not received are dropped.
 
         Episodes that have ended must be reset before the next step.
 
         Args:
-            mode: What follows the last step of an episode.
+            mode: What follows the last step of an episode: "next_step", "same_step", "disabled", or Gymnasium's
+                AutoresetMode.
 
         Returns:
             True if the envs are the same; False if they had to be built anew, and must be reset: vector envs of other
@@ -255,15 +256,24 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
         Raises:
             UsageError: The pool was not made to switch, or its vector env does not have this mode. Nothing has changed.
+            EnvFailed: The vector env of another library could not be built anew. The mode is the old one, and the pool
+                must be reset.
             PoolTimeout: Envs are still at work.
         """
         self._require_open()
+        mode = autoreset_of(mode)
         if mode is Autoreset.SAME_STEP and not self._config.has_finals:
             raise UsageError("this pool has no room for final observations: make() it with autoreset_mode='same_step'")
         self._clear_flight()
-        has_same_envs = self._backend.switch_autoreset(mode)
-        if not has_same_envs:
-            self._was_reset, self._step_at_once = False, None
+        has_same_envs = False
+        try:
+            has_same_envs = self._backend.switch_autoreset(mode)
+        except UsageError:
+            has_same_envs = True
+            raise
+        finally:
+            if not has_same_envs:
+                self._was_reset, self._step_at_once = False, None
         self.autoreset_mode = AutoresetMode(mode.value)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         return has_same_envs

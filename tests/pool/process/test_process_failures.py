@@ -8,9 +8,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 import envfleet
-from envfleet.pool.process.backend import ProcessBackend
+from envfleet.pool.process.children import Children
 from envfleet.pool.process.resources import CLOSE_GRACE_S
 from envfleet.testing import Act, ScriptedEnv
 from tests.support.waiting import is_running, wait_until
@@ -130,7 +131,7 @@ def test_the_spawner_may_die_too():
         wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the spawner")
         with pytest.raises(envfleet.ChildDied, match="spawner") as caught:
             pool.step(acts(*[Act.GO_ON] * 4))
-        assert caught.value.env_ids == (0, 1, 2, 3)
+        assert caught.value.env_ids == (0, 1, 2, 3) and "envs 0, 1, 2, 3;" in str(caught.value)
         assert pool.recv()[3].all()
         pool.reset(seed=0)
         assert pool.step(acts(*[Act.GO_ON] * 4))[0][:, STEP].tolist() == [1, 1, 1, 1]
@@ -292,16 +293,16 @@ def test_envs_that_were_built_are_closed_when_another_cannot_be(tmp_path, backen
 
 
 def test_a_first_child_that_is_told_to_go_on_and_to_stop_at_once_stops(tmp_path, monkeypatch):
-    begin = ProcessBackend._begin_with_first
+    start_first = Children.start_first
 
-    def held(backend, deadline_s):  # until the second child has failed
-        traits = begin(backend, deadline_s)
-        pid = backend._task_queues.pid(0)
+    def held(children, deadline_s, **settings):  # until the second child has failed
+        traits = start_first(children, deadline_s, **settings)
+        pid = children._task_queues.pid(0)
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
         return traits
 
-    monkeypatch.setattr(ProcessBackend, "_begin_with_first", held)
+    monkeypatch.setattr(Children, "start_first", held)
     builds = [partial(_note_and_build, tmp_path / "notes", fails) for fails in (False, True)]
     start_s = time.monotonic()
     with pytest.raises(envfleet.EnvFailed, match="env 1 cannot be built"):
@@ -313,3 +314,36 @@ def test_a_first_child_that_is_told_to_go_on_and_to_stop_at_once_stops(tmp_path,
 def test_building_has_a_deadline():
     with pytest.raises(envfleet.PoolTimeout, match="start_timeout_s"):
         envfleet.make(lambda: time.sleep(30), 2, backend="process", start_timeout_s=0.5)
+
+
+class DrawingEnv(ScriptedEnv):
+    """Its observations show what its generator drew."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return np.full_like(obs, self.np_random.integers(1_000_000)), info
+
+
+def observations_after_a_death():
+    with envfleet.make(DrawingEnv, 2, backend="process", num_workers=1, on_env_error="restart") as pool:
+        pool.reset(seed=7)
+        pool.reset()  # the generators go on; the seed of the first reset still counts
+        assert pool.step(acts(Act.KILL, Act.GO_ON))[3].all()
+        return pool.step(acts(Act.GO_ON, Act.GO_ON))[0]
+
+
+def test_envs_that_are_built_anew_after_an_unseeded_reset_have_the_same_seeds_in_each_run():
+    np.testing.assert_array_equal(observations_after_a_death(), observations_after_a_death())
+
+
+class UnpicklableSpecEnv(ScriptedEnv):
+    def __init__(self):
+        super().__init__()
+        self.spec = EnvSpec("Scripted-v0", entry_point=ScriptedEnv, kwargs={"lock": threading.Lock()})
+
+
+def test_a_spec_that_cannot_be_pickled_is_left_out(caplog):
+    with envfleet.make(UnpicklableSpecEnv, 3, backend="process", num_workers=2) as pool:
+        assert pool.spec is None
+        assert pool.reset(seed=0)[0].shape[0] == 3
+    assert "the spec of the envs is left out, since it cannot be pickled: TypeError" in caplog.text

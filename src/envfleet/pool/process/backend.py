@@ -81,6 +81,7 @@ class ProcessBackend:
         self._channel.put_code(Windows.options, options, "options")
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._task_queues.set_seed(env_id, seed)
+            self._children.note_seed(env_id, seed)
         if line is Line.FULL and len(env_ids) < self._config.num_envs:
             self._task_queues.send_reset_of_some(env_ids)
         else:

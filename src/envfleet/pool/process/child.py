@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,12 +62,29 @@ class SetAttr(NamedTuple):
 Request = Call | SetAttr
 
 
+class FirstReply(NamedTuple):
+    """What the first child says of env 0."""
+
+    traits: EnvTraits
+    why_no_spec: str | None  # set: the spec of the env cannot be pickled, and is left out
+
+    @classmethod
+    def of(cls, traits: EnvTraits) -> FirstReply:
+        """The traits, without a spec that cannot be pickled: an object in its kwargs, for example."""
+        try:
+            pickled(traits.gymnasium_spec)
+        except Exception as error:
+            return cls(replace(traits, gymnasium_spec=None), f"{type(error).__name__}: {error}")
+        return cls(traits, None)
+
+
 class Start(NamedTuple):
     """A child's first request. It lies in the object channel, so that the spawner never runs the user's code."""
 
     builders: list[EnvBuilder]
     registrations: Registrations
     first_env: int
+    seeds: list[int | None]  # of each env's last seeded reset, in a process that this one takes the place of
     traits: EnvTraits | None  # of env 0; None: this child builds it first, and says them
     config: PoolConfig
     times_steps: bool
@@ -121,7 +139,9 @@ class ChildProcess:
             task_queues.start_child(child)
             env = builds[0]()
             traits = traits_of(env)
-            channel.put(Windows.traits, traits)
+            reply = FirstReply.of(traits)
+            traits = reply.traits
+            channel.put(Windows.traits, tuple(reply))
             if not _may_go_on(task_queues):
                 with contextlib.suppress(BaseException):
                     env.close()
@@ -172,7 +192,7 @@ class ChildProcess:
                     check_obs=check_obs,
                     env_errors=(BaseException,),  # no Ctrl-C reaches this process: the env has raised it
                     lost_because=start.lost_because,
-                    seed=None if start.lost_because is None else self.task_queues.seed(env_id),
+                    seed=start.seeds[env_id - start.first_env],
                     changes=self._changes.changes,
                 )
                 self._episodes[env_id] = episode

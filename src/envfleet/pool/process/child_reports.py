@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 from envfleet._native import core
 from envfleet.contract.errors import PoolTimeout
@@ -13,6 +14,7 @@ from envfleet.pool.process.resources import ProcessResources
 from envfleet.pool.process.spawner import Signal
 
 STACK_WAIT_S = 1.0
+NUM_LISTED = 10  # ids that a text lists
 BUILD_FAILED_TEXT = "could not build its envs"
 BROKE_DOWN_TEXT = "broke down"
 OP_NAMES = {core.Op.STEP: "in step()", core.Op.RESET: "in reset()"}
@@ -26,6 +28,13 @@ def death_text(status: int) -> str:
     if code == process_child.BROKE_DOWN:
         return BROKE_DOWN_TEXT
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit status {code}"
+
+
+def listed(env_ids: Sequence[int]) -> str:
+    """`envs 0, 1, 2`: the first ten by their ids, and how many more there are."""
+    text = ", ".join(str(env_id) for env_id in env_ids[:NUM_LISTED])
+    more = len(env_ids) - NUM_LISTED
+    return f"envs {text} and {more} more" if more > 0 else f"envs {text}"
 
 
 class ChildReports:

@@ -16,7 +16,7 @@ from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.process import child as process_child
 from envfleet.pool.process.change_channel import NO_CHANGES, ChangeSender
-from envfleet.pool.process.child_reports import BROKE_DOWN_TEXT, BUILD_FAILED_TEXT, ChildReports, death_text
+from envfleet.pool.process.child_reports import BROKE_DOWN_TEXT, BUILD_FAILED_TEXT, ChildReports, death_text, listed
 from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
 from envfleet.pool.process.resources import ProcessResources
 from envfleet.pool.process.rows import Extras
@@ -60,6 +60,7 @@ class Children:
         self._traits: EnvTraits | None = None  # of env 0, once that is built
         self._changes: ChangeSender | None = None  # once the arrays are laid out
         self._has_begun = False
+        self._seeds: list[int | None] = [None] * shape.num_envs  # of each env's last seeded reset
         self._num_requests = [1] * shape.num_children  # the first reply says that the child is ready
         SharedArrays.allocate_task_queues(self._files, shape)
         self._task_queues = SharedArrays.task_queues_alone(self._files, shape)
@@ -85,9 +86,10 @@ class Children:
                     f"if it takes that long, pass a larger start_timeout_s{stack}"
                 )
         self._resources.task_queues = self._task_queues  # from here on an env is there to be closed
-        traits: EnvTraits = self._channel.get(Windows.traits)
-        self._traits = traits
-        return traits
+        self._traits, why_no_spec = process_child.FirstReply(*self._channel.get(Windows.traits))
+        if why_no_spec is not None:
+            logger.warning("the spec of the envs is left out, since it cannot be pickled: %s", why_no_spec)
+        return self._traits
 
     def start_others(self, task_queues: core.SharedTaskQueues, changes: ChangeSender, deadline_s: float) -> None:
         """The arrays are laid out, and these are their task queues: let the first child go on, and start the others."""
@@ -122,6 +124,7 @@ class Children:
             builders=self._builders[env_ids.start : env_ids.stop],
             registrations=self._registrations,
             first_env=env_ids.start,
+            seeds=self._seeds[env_ids.start : env_ids.stop],
             traits=self._traits,
             config=self._config,
             times_steps=times_steps,
@@ -131,6 +134,11 @@ class Children:
         )
         self._channel.put_code(self._windows.request(child), start)
         self._resources.spawner.tell(Spawn(child, process_child.run, (self._files, self._shape)))
+
+    def note_seed(self, env_id: int, seed: int | None) -> None:
+        """A reset of this env is sent; None: it has no seed, and that of an earlier reset still counts."""
+        if seed is not None:
+            self._seeds[env_id] = seed
 
     # -- asking --
 
@@ -249,9 +257,10 @@ class Children:
         how = "died with its spawner process"
         errors = [self._replace_child(child, how) for child in range(self._shape.num_children)]
         if error := next((error for error in errors if isinstance(error, ChildDied)), None):
+            env_ids = range(self._shape.num_envs)
             raise ChildDied(
-                "the spawner process died, and with it all processes that ran envs; "
-                "all episodes are lost, and new processes take their place",
+                f"the spawner process died, and with it all processes that ran envs: {listed(env_ids)}; "
+                "their episodes are lost, and new processes take their place",
                 env_id=error.env_id,
-                env_ids=range(self._shape.num_envs),
+                env_ids=env_ids,
             )

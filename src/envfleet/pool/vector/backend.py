@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -22,7 +21,15 @@ from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.guard import ENV_ERRORS, Failure
 from envfleet.pool.traits import set_attribute, value_of
-from envfleet.pool.vector.vectorized import Rows, StepRows, Vectorized, close_vector, traits_of_vector
+from envfleet.pool.vector.choice import VectorBuilder
+from envfleet.pool.vector.vectorized import (
+    Rows,
+    StepRows,
+    Vectorized,
+    close_vector,
+    failed_env_ids,
+    traits_of_vector,
+)
 
 
 class VectorBackend:
@@ -35,15 +42,15 @@ class VectorBackend:
 
     steps_some = False
 
-    def __init__(self, build: Callable[[Autoreset], Vectorized], config: PoolConfig) -> None:
-        """Build the vector env; `build` may pass the autoreset mode on to the library that has it."""
+    def __init__(self, builder: VectorBuilder, config: PoolConfig) -> None:
+        """Build the vector env; its builder may pass the autoreset mode on to the library that has it."""
         _require_config(config)
         self._config = config
-        self._build = build
+        self._build, self._takes_mode = builder
         self.step_at_once: StepAtOnce | None = None
         self.is_step_pending = False
         self._autoreset = config.autoreset
-        self._vector: Vectorized = build(self._autoreset)
+        self._vector: Vectorized = self._build(self._autoreset)
         try:
             self._resets_some = _resets_some(self._vector, self._autoreset)
             self.traits: EnvTraits = traits_of_vector(self._vector.env)
@@ -64,22 +71,36 @@ class VectorBackend:
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """See Backend. The only one that builds envs anew: where the vector env as it is does not have the mode."""
-        with contextlib.suppress(UsageError):
-            self._resets_some = _resets_some(self._vector, mode)
-            self._autoreset = mode
-            self._ended[:] = False
-            return True
-        vector = self._build(mode)
         try:
-            resets_some = _resets_some(vector, mode)
-        except BaseException:
-            close_vector(vector.env)
-            raise
-        self.close()
-        self._vector, self._resets_some, self._autoreset = vector, resets_some, mode
-        self._set_attributes()
+            self._resets_some, is_same = _resets_some(self._vector, mode), True
+        except UsageError:
+            if not self._takes_mode:  # another one would have the same modes
+                raise
+            self._build_for(mode)
+            is_same = False
+        self._autoreset = mode
         self._ended[:] = False
-        return False
+        return is_same
+
+    def _build_for(self, mode: Autoreset) -> None:
+        """Put a vector env with another mode in the place of this one, which is closed before: never two at once."""
+        self.close()
+        self._is_broken, self._task, self._failure = True, None, None
+        try:
+            self._vector = self._build(mode)
+            self._resets_some = _resets_some(self._vector, mode)
+            self._set_attributes()
+        except ENV_ERRORS as error:  # the next reset builds one with the old mode
+            self.close()
+            failure = Failure.of(0, error)
+            name = mode.name.lower()
+            raise EnvFailed(
+                f"the vector env could not be built anew for autoreset_mode={name!r}: {failure.error}; the mode is "
+                "still the old one, but all episodes are lost: call reset()",
+                env_id=0,
+                child_traceback=failure.traceback,
+            ) from error
+        self._is_broken = False
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """See Backend."""
@@ -152,7 +173,9 @@ class VectorBackend:
         except UsageError:
             raise
         except ENV_ERRORS as error:
-            raise Failure.of(env_id, error).to_exception() from None
+            failure = Failure.of(env_id, error)
+            is_known = isinstance(env, SyncVectorEnv) and name != "render"
+            raise (failure.to_exception() if is_known else self._to_exception(failure)) from None
 
     def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """See Backend. Where the envs cannot be reached one by one, an attribute of all is set or of none."""
@@ -165,7 +188,7 @@ class VectorBackend:
         try:
             self._set_attr(name, by_env)
         except ENV_ERRORS as error:
-            raise Failure.of(0, error).to_exception() from None
+            raise self._to_exception(Failure.of(0, error)) from None
         self._attributes[name] = {**self._attributes.get(name, {}), **by_env}
 
     @property
@@ -246,8 +269,19 @@ class VectorBackend:
     def _fail(self, failure: Failure) -> NoReturn:
         self._failure, self._is_broken = None, True
         self._task = lambda: self._cut_short(failure.error)
-        message = f"the vector env raised {failure.error}; all its episodes are lost"
-        raise EnvFailed(message, env_id=0, child_traceback=failure.traceback) from None
+        raise self._to_exception(failure, "; all its episodes are lost") from None
+
+    def _to_exception(self, failure: Failure, ending: str = "") -> EnvFailed:
+        """Names the envs that failed, where the vector env tells."""
+        culprits = failed_env_ids(self._vector.env)
+        if len(culprits) == 1:
+            text = f"env {culprits[0]} of the vector env raised {failure.error}"
+        elif culprits:
+            text = f"envs {culprits} of the vector env raised, one of them {failure.error}"
+        else:
+            text = f"the vector env raised {failure.error}; it does not say in which env"
+        env_id = culprits[0] if culprits else 0
+        return EnvFailed(text + ending, env_id=env_id, child_traceback=failure.traceback)
 
     def _cut_short(self, reason: str) -> StepBatch:
         """All episodes end here, at their last observations."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
@@ -36,12 +36,19 @@ _OURS = {
 _SCREEN = (210, 160)  # height and width of what the games show
 
 
+class VectorBuilder(NamedTuple):
+    """Makes the vector env of a pool."""
+
+    build: Callable[[Autoreset], Vectorized]
+    takes_mode: bool  # another mode may give a vector env with another mode of its own
+
+
 def is_envpool_task(env_id: Any) -> bool:
     """Is it the id of an EnvPool task?"""
     return isinstance(env_id, str) and env_id.startswith(ENVPOOL)
 
 
-def vector_builder(spec: EnvSpec, config: PoolConfig) -> Callable[[Autoreset], Vectorized]:
+def vector_builder(spec: EnvSpec, config: PoolConfig) -> VectorBuilder:
     """What makes the vector env: ids of EnvPool, ALE and Gymnasium, or a factory, called with `num_envs`."""
     kwargs = spec.common_kwargs(config.num_envs)
     if kwargs is None:
@@ -49,31 +56,33 @@ def vector_builder(spec: EnvSpec, config: PoolConfig) -> Callable[[Autoreset], V
     if spec.render_mode is not None:
         kwargs["render_mode"] = spec.render_mode
     if spec.id is not None and is_envpool_task(spec.id):
-        return partial(_envpool, spec.id.removeprefix(ENVPOOL), config, _envpool_kwargs(spec, kwargs))
+        task_kwargs = _envpool_kwargs(spec, kwargs)
+        return VectorBuilder(partial(_envpool, spec.id.removeprefix(ENVPOOL), config, task_kwargs), takes_mode=False)
     if "num_envs" in kwargs:
         raise UsageError("env_kwargs must not have num_envs: make() has an argument num_envs")
     if spec.max_episode_steps is not None:
         raise UsageError("a vector env has its own limit of steps: max_episode_steps is for other backends")
     env_id = "" if spec.id is None else without_module(spec.id)
     if env_id and (game := atari_game(env_id)) is not None:
-        return partial(_ale, game, config, kwargs)
+        return VectorBuilder(partial(_ale, game, config, kwargs), takes_mode=True)
     if config.num_workers is not None:
         raise UsageError("a vector env has its own threads or processes: num_workers is for other backends")
     if spec.id is not None:
-        return partial(_registered, gymnasium.spec(env_id), config, kwargs)
+        return VectorBuilder(partial(_registered, gymnasium.spec(env_id), config, kwargs), takes_mode=False)
     return _factory_builder(spec.factory, config, kwargs)
 
 
-def _factory_builder(env: Any, config: PoolConfig, kwargs: dict[str, Any]) -> Callable[[Autoreset], Vectorized]:
+def _factory_builder(env: Any, config: PoolConfig, kwargs: dict[str, Any]) -> VectorBuilder:
     if isinstance(env, GymnasiumSpec):
-        return partial(_registered, env, config, kwargs)
+        return VectorBuilder(partial(_registered, env, config, kwargs), takes_mode=False)
     if isinstance(env, str):
         env = imported(env)
     if isinstance(env, Sequence) or not callable(env):
         got = "a list of factories" if isinstance(env, Sequence) else f"{type(env).__name__}{hint(env)}"
         raise UsageError(f"backend='vector' takes one factory that makes a VectorEnv, or an id; got {got}")
     require_env_kwargs(env, kwargs)
-    return partial(_made_by, env, config, kwargs)
+    takes_mode = _takes_mode(env)
+    return VectorBuilder(partial(_made_by, env, takes_mode, config, kwargs), takes_mode)
 
 
 def _envpool_kwargs(spec: EnvSpec, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -150,14 +159,17 @@ def _registered(spec: GymnasiumSpec, config: PoolConfig, kwargs: dict[str, Any],
     return vectorized(made, config.num_envs)
 
 
-def _made_by(
-    factory: Callable[..., Any], config: PoolConfig, kwargs: dict[str, Any], mode: Autoreset
-) -> GymnasiumVector:
-    """A factory that has an argument `autoreset_mode` is told the mode; others decide for themselves."""
+def _takes_mode(factory: Callable[..., Any]) -> bool:
+    """Has it an argument `autoreset_mode`? Others decide for themselves."""
     try:
-        parameters: Mapping[str, Any] = inspect.signature(factory).parameters
+        return "autoreset_mode" in inspect.signature(factory).parameters
     except (TypeError, ValueError):
-        parameters = {}
-    if "autoreset_mode" in parameters:
+        return False
+
+
+def _made_by(
+    factory: Callable[..., Any], takes_mode: bool, config: PoolConfig, kwargs: dict[str, Any], mode: Autoreset
+) -> GymnasiumVector:
+    if takes_mode:
         kwargs = {"autoreset_mode": AutoresetMode(mode.value), **kwargs}
     return vectorized(factory(num_envs=config.num_envs, **kwargs), config.num_envs)

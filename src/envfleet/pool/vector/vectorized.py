@@ -60,6 +60,16 @@ class Vectorized(Protocol):
         """The frames of some envs."""
 
 
+def failed_env_ids(env: Any) -> list[int]:
+    """The envs that failed in the last call, as far as the vector env tells; empty: it does not.
+
+    Gymnasium's AsyncVectorEnv closes the pipes of those that raised.
+    """
+    inner = getattr(env, "unwrapped", None)
+    pipes = inner.parent_pipes if isinstance(inner, AsyncVectorEnv) else []
+    return [env_id for env_id, pipe in enumerate(pipes) if pipe is None]
+
+
 class GymnasiumVector:
     """Any VectorEnv."""
 
