@@ -48,6 +48,13 @@ LONGEST = (
     "pool/simulators/test_atari_equals_gymnasium.py",
     "cluster/test_aps.py",
     "cluster/worker/test_leaving.py",
+    # Of those of `make test-quick`:
+    "testing/test_programs.py",
+    "pool/test_pool_gymnasium_api.py",
+    "pool/test_partial_steps.py",
+    "cluster/test_pools_are_built_once.py",
+    "cluster/test_stepping.py",
+    "pool/native/test_nested_spaces.py",
 )
 
 

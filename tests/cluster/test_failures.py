@@ -45,7 +45,7 @@ from tests.support.envs.cluster_envs import (
 from tests.support.scripts import script_environment
 from tests.support.waiting import descendants, is_running, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 AGENT = Agent()  # after an error "the same call" has the same agent
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}

@@ -18,7 +18,7 @@ from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.waiting import own_children, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 
 def cluster(num_workers=2, **settings):
