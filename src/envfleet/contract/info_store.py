@@ -46,12 +46,25 @@ class InfoBudget:
 class _Column:
     """Numbers of one key."""
 
-    __slots__ = ("dtype", "mask", "row_shape", "values")
+    __slots__ = ("_mask", "dtype", "num_full", "row_shape", "values")
 
     def __init__(self, num_rows: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.row_shape, self.dtype = row_shape, dtype
         self.values: Array = np.zeros((num_rows, *row_shape), dtype)
-        self.mask: Array = np.zeros(num_rows, np.bool_)
+        self._mask: Array = np.zeros(num_rows, np.bool_)
+        self.num_full = 0  # the first rows, all of which have the key: not written into the mask yet
+
+    @property
+    def mask(self) -> Array:
+        """[R] bool: the rows that have the key."""
+        if self.num_full:
+            self._mask[: self.num_full] = True
+            self.num_full = 0
+        return self._mask
+
+    @mask.setter
+    def mask(self, mask: Array) -> None:
+        self._mask = mask
 
     def widen(self, dtype: np.dtype[Any]) -> None:
         self.values, self.dtype = self.values.astype(dtype), dtype
@@ -125,6 +138,8 @@ class InfoStore:
             rows: The rows of `infos` to write; None: all.
         """
         num_written, others = 0, []
+        first, stop = (at.start, at.stop) if isinstance(at, slice) else (-1, -1)
+        all_true = b"\1" * (stop - first)
         for key, its_mask, column in self._plan:
             values = infos.get(key)
             if values is None:
@@ -138,12 +153,13 @@ class InfoStore:
             ):
                 others.append(key)
                 continue
-            if rows is None:
-                column.values[at] = values
-                column.mask[at] = mask
+            if rows is not None:
+                values, mask = values[rows], mask[rows]
+            column.values[at] = values
+            if first == column.num_full and mask.tobytes() == all_true:  # half the time of writing it
+                column.num_full = stop
             else:
-                column.values[at] = values[rows]
-                column.mask[at] = mask[rows]
+                column.mask[at] = mask
             num_written += 2
         if num_written != len(infos):
             self._write_rest(at, infos, rows, others)
