@@ -135,6 +135,12 @@ def largest_divergence(stats: RunStats) -> float | None:
     return max((each.divergence for each in stats.workers if each.divergence is not None), default=None)
 
 
+def env_metrics(stats: RunStats) -> dict[str, float]:
+    """What the env's infos say at the ends of episodes, on average: at most 5 numbers, to fit into a line."""
+    own = {name: mean for name, mean in stats.metrics.items() if name not in ("episode_return", "episode_length")}
+    return dict(list(own.items())[:5])
+
+
 # -- while it goes on --
 
 
@@ -178,6 +184,7 @@ class ProgressDisplay:
     def update(self, run: TrainingRun, numbers: dict[str, float]) -> None:
         mean_return = run.mean_return
         numbers = numbers if mean_return is None else {"mean return": mean_return, **numbers}
+        numbers |= {} if run.stats is None else env_metrics(run.stats)
         text = "".join(f", {name} {number:.4g}" for name, number in numbers.items())
         self._bar.show(run.num_steps, run.elapsed_s, text)
         if self._writer is not None:
@@ -204,7 +211,7 @@ class UpdateDisplay:
         text = (
             f", mean return {in_words(update.mean_return)}, lag {update.lag}, "
             f"{mean_pulls(update.stats)} pulls in {update.num_updates} updates"
-        )
+        ) + "".join(f", {name} {mean:.4g}" for name, mean in env_metrics(update.stats).items())
         self.bar.show(update.num_steps, update.elapsed_s, text)
 
 
@@ -234,6 +241,7 @@ class LiveDisplay:
             "pulls": f"{listed(each.num_pulls for each in workers)} made, "
             f"{listed(update.stats.version - each.num_pulls for each in workers)} avoided",
             "time left": f"at most {left_s:.0f} s",
+            **{name: f"{mean:.4g}" for name, mean in env_metrics(update.stats).items()},
         }
         if self.is_live:
             self.live.update(self._panel(facts, update.num_steps))
@@ -271,6 +279,7 @@ def tensorboard_log(log_dir: str) -> Callable[[Update], None]:
             "divergence": largest_divergence(update.stats),
             "steps_per_s": update.num_steps / update.elapsed_s,
             **{f"loss/{name}": loss for name, loss in update.losses.items()},
+            **{f"env/{name}": mean for name, mean in update.stats.metrics.items()},
         }
         for name, value in scalars.items():
             if value is not None:

@@ -78,6 +78,7 @@ def ends(arrays, steps=(1, 3, 3), envs=(0, 0, 1), lengths=(2, 2, 4)):
         "final_obs.0": np.zeros((len(steps), 2)),
         "episode_returns": np.zeros(len(steps)),
         "episode_lengths": np.array(lengths, np.int64),
+        "episode_seconds": np.zeros(len(steps)),
     }
 
 

@@ -115,6 +115,7 @@ def check_form(rollout, cluster, num_steps, workers=(0, 1)):
         "final_envs": ((num_finals,), np.int64),
         "episode_returns": ((num_finals,), np.float64),
         "episode_lengths": ((num_finals,), np.int64),
+        "episode_seconds": ((num_finals,), np.float64),
         "env_ids": ((num_envs,), np.int64),
         "workers": ((len(workers),), np.int64),
         "versions": ((len(workers),), np.int64),
@@ -273,7 +274,7 @@ def test_tensors(cartpoles):
     rollout = cartpoles.rollout(DiscreteAgent(), 30)
     tensors = rollout.to_torch()
     for field in dataclasses.fields(rollout):
-        if field.name in ("extras", "states"):
+        if field.name in ("extras", "states", "infos", "final_infos", "action_masks"):
             continue
         array, tensor = getattr(rollout, field.name), getattr(tensors, field.name)
         assert isinstance(tensor, torch.Tensor)

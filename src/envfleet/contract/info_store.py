@@ -46,12 +46,26 @@ class InfoBudget:
 class _Column:
     """Numbers of one key."""
 
-    __slots__ = ("dtype", "mask", "row_shape", "values")
+    __slots__ = ("_mask", "batch_shape", "dtype", "num_full", "row_shape", "values")
 
     def __init__(self, num_rows: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.row_shape, self.dtype = row_shape, dtype
+        self.batch_shape: tuple[int, ...] = ()  # of the last values that were written, which fit
         self.values: Array = np.zeros((num_rows, *row_shape), dtype)
-        self.mask: Array = np.zeros(num_rows, np.bool_)
+        self._mask: Array = np.zeros(num_rows, np.bool_)
+        self.num_full = 0  # the first rows, all of which have the key: not written into the mask yet
+
+    @property
+    def mask(self) -> Array:
+        """[R] bool: the rows that have the key."""
+        if self.num_full:
+            self._mask[: self.num_full] = True
+            self.num_full = 0
+        return self._mask
+
+    @mask.setter
+    def mask(self, mask: Array) -> None:
+        self._mask = mask
 
     def widen(self, dtype: np.dtype[Any]) -> None:
         self.values, self.dtype = self.values.astype(dtype), dtype
@@ -125,25 +139,29 @@ class InfoStore:
             rows: The rows of `infos` to write; None: all.
         """
         num_written, others = 0, []
+        first, stop = (at.start, at.stop) if isinstance(at, slice) else (-1, -1)
+        all_true, ndarray = b"\1" * (stop - first), np.ndarray
         for key, its_mask, column in self._plan:
             values = infos.get(key)
             if values is None:
                 continue
             mask = infos.get(its_mask)
-            if (
-                mask is None
-                or type(values) is not np.ndarray
-                or values.dtype != column.dtype
-                or values.shape[1:] != column.row_shape
-            ):
+            if mask is None or type(values) is not ndarray or values.dtype != column.dtype:
                 others.append(key)
                 continue
-            if rows is None:
-                column.values[at] = values
-                column.mask[at] = mask
+            shape = values.shape
+            if shape != column.batch_shape:
+                if shape[1:] != column.row_shape:
+                    others.append(key)
+                    continue
+                column.batch_shape = shape
+            if rows is not None:
+                values, mask = values[rows], mask[rows]
+            column.values[at] = values
+            if first == column.num_full and mask.tobytes() == all_true:  # half the time of writing it
+                column.num_full = stop
             else:
-                column.values[at] = values[rows]
-                column.mask[at] = mask[rows]
+                column.mask[at] = mask
             num_written += 2
         if num_written != len(infos):
             self._write_rest(at, infos, rows, others)
@@ -217,7 +235,9 @@ class InfoStore:
 
     def _room_for(self, key: str, values: Array) -> bool:
         """Make a column that these values fit into. False: they can only be objects."""
-        dtype, row_shape, column = values.dtype.newbyteorder("="), values.shape[1:], self._columns.get(key)
+        dtype, row_shape, column = values.dtype, values.shape[1:], self._columns.get(key)
+        if not dtype.isnative:
+            dtype = dtype.newbyteorder("=")
         if dtype.kind not in "biuf" or dtype.itemsize > 8 or len(row_shape) > MOST_DIMS:
             return False
         if column is not None:

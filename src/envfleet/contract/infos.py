@@ -56,8 +56,8 @@ class InfoTable:
 
         Numbers and arrays become columns of their own dtype, dictionaries become dictionaries of columns, and
         everything else becomes a column of objects. Where rows differ in dtype the column takes one that holds all of
-        them; where they differ in shape, objects. (Gymnasium casts to the dtype of the first row, and fails on another
-        shape.)
+        them; where they differ in shape, objects. (Gymnasium casts to the dtype of the first row, fails on another
+        shape, and makes objects of NumPy's bools.)
         """
         by_key: dict[str, dict[int, Any]] = {}
         for row, info in infos.items():
@@ -234,7 +234,7 @@ def _column_of(values: Mapping[int, Any], num_rows: int) -> Array:
     kinds = {type(value) for value in values.values()}
     dtypes: set[np.dtype[Any]] = set()
     shape: tuple[int, ...] = ()
-    if all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
+    if all(kind in (int, float, bool, np.bool_) or issubclass(kind, np.number) for kind in kinds):
         # The type, not the value, decides: Python's int is int64 here, and True stays a bool.
         dtypes = {np.dtype(kind) for kind in kinds}
     elif kinds == {np.ndarray} and len({value.shape for value in values.values()}) == 1:

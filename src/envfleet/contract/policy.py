@@ -23,7 +23,11 @@ class Acted(NamedTuple):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses actions for a batch of B observations. Arrays of NumPy go in and come out."""
+    """Chooses actions for a batch of B observations. Arrays of NumPy go in and come out.
+
+    A policy for rollouts with `action_mask=...` takes `action_mask`, too, in act(), log_prob() and distribution():
+    [B, ...] bool, False for each action that is not allowed.
+    """
 
     def act(self, obs: Any) -> Acted:
         """Choose actions.

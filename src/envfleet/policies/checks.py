@@ -22,6 +22,11 @@ def num_rows_of(tree: Any) -> int:
     return len(tree)
 
 
+def masked(action_mask: Any) -> dict[str, Any]:
+    """Return the keyword argument of a function of the user's that gets action masks; nothing if there are none."""
+    return {} if action_mask is None else {"action_mask": action_mask}
+
+
 def require_rows(array: Array, num_rows: int, name: str) -> Array:
     """Check that an array has one number for each row.
 

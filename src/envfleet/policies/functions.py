@@ -11,11 +11,14 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution, from_arrays
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
-from envfleet.policies.checks import num_rows_of, require_rows, require_weights
+from envfleet.policies.checks import masked, num_rows_of, require_rows, require_weights
 
 
 class FunctionPolicy:
     """A policy made of plain functions. Arrays may be those of any framework that NumPy can read, such as JAX.
+
+    In rollouts with `action_mask=...` the functions act, log_prob and distribution get the masks as the keyword
+    argument `action_mask`: [B, ...] bool, False for each action that is not allowed.
 
     Args:
         act: `act(obs)` returns `actions`, `(actions, log_probs)` or `(actions, log_probs, extras)`. Where the actions
@@ -56,11 +59,12 @@ class FunctionPolicy:
         if act_deterministically is not None:  # whether it is ActsDeterministically shows in this method
             self.act_deterministically = self._act_deterministically
 
-    def act(self, obs: Any) -> Acted:
+    def act(self, obs: Any, action_mask: Array | None = None) -> Acted:
         """Choose actions with the act function.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The actions, log-probs and extras; None and {} for those that the function does not return.
@@ -68,26 +72,27 @@ class FunctionPolicy:
         Raises:
             UsageError: the function returned something else, or log-probs or values of the wrong shape.
         """
-        return self._acted(self._act, obs)
+        return self._acted(self._act, obs, action_mask)
 
-    def _act_deterministically(self, obs: Any) -> Acted:
+    def _act_deterministically(self, obs: Any, action_mask: Array | None = None) -> Acted:
         assert self._mode is not None
-        return self._acted(self._mode, obs)
+        return self._acted(self._mode, obs, action_mask)
 
-    def _acted(self, act: Callable[..., Any], obs: Any) -> Acted:
-        actions, log_probs, extras = _acted(act(*self._leading(), obs))
+    def _acted(self, act: Callable[..., Any], obs: Any, action_mask: Array | None) -> Acted:
+        actions, log_probs, extras = _acted(act(*self._leading(), obs, **masked(action_mask)))
         rows = None if log_probs is None else _float_rows(log_probs, num_rows_of(obs), "log_probs")
         arrays = {name: np.asarray(extra) for name, extra in extras.items()}
         if "values" not in arrays and (values := self.values(obs)) is not None:
             arrays["values"] = values
         return Acted(_arrays(actions), rows, arrays)
 
-    def log_prob(self, obs: Any, actions: Any) -> Array:
+    def log_prob(self, obs: Any, actions: Any, action_mask: Array | None = None) -> Array:
         """Compute the log-probabilities of actions that were taken.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
             actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             [B] float32.
@@ -97,7 +102,8 @@ class FunctionPolicy:
         """
         if self._log_prob is None:
             raise UsageError("this policy has no log_prob function: FunctionPolicy(act, log_prob) takes one")
-        return _float_rows(self._log_prob(*self._leading(), obs, actions), num_rows_of(obs), "log_probs")
+        log_probs = self._log_prob(*self._leading(), obs, actions, **masked(action_mask))
+        return _float_rows(log_probs, num_rows_of(obs), "log_probs")
 
     def values(self, obs: Any) -> Array | None:
         """Estimate the values of observations.
@@ -115,11 +121,12 @@ class FunctionPolicy:
             return None
         return _float_rows(self._values(*self._leading(), obs), num_rows_of(obs), "values")
 
-    def distribution(self, obs: Any) -> Distribution | None:
+    def distribution(self, obs: Any, action_mask: Array | None = None) -> Distribution | None:
         """Compute the distribution of the actions.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The distribution for B rows; None if there is no distribution function, or it returned None.
@@ -129,7 +136,7 @@ class FunctionPolicy:
         """
         if self._distribution is None:
             return None
-        given = self._distribution(*self._leading(), obs)
+        given = self._distribution(*self._leading(), obs, **masked(action_mask))
         if given is None or isinstance(given, Distribution):
             return None if given is None else from_arrays(given.kind, _arrays(given.arrays()))
         kinds = ", ".join(each.__name__ for each in get_args(Distribution))

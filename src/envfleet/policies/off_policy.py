@@ -68,11 +68,12 @@ class EpsilonGreedy:
         """
         self._generator = self._torch.Generator().manual_seed(seed)
 
-    def act(self, obs: Any) -> Acted:
+    def act(self, obs: Any, action_mask: Array | None = None) -> Acted:
         """Choose the best action of each row or, with probability epsilon, any.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The actions and their log-probs.
@@ -82,19 +83,24 @@ class EpsilonGreedy:
         """
         torch, generator = self._torch, self._generator
         with torch.inference_mode():
-            q_values = self._q_values(obs)
+            q_values, allowed = self._q_values(obs, action_mask)
             num_rows, num_actions = q_values.shape
             best = q_values.argmax(1).cpu()
             explores = torch.rand(num_rows, generator=generator, dtype=torch.float64) < self._epsilon
-            chosen = torch.where(explores, torch.randint(num_actions, (num_rows,), generator=generator), best)
-            log_probs = self._log_probs(best, chosen, num_actions)
+            if allowed is None:
+                drawn = torch.randint(num_actions, (num_rows,), generator=generator)
+            else:
+                drawn = torch.multinomial(allowed.double(), 1, generator=generator).squeeze(1)
+            chosen = torch.where(explores, drawn, best)
+            log_probs = self._log_probs(best, chosen, num_actions, allowed)
             return Acted(chosen.numpy() + self._start, log_probs, {})
 
-    def act_deterministically(self, obs: Any) -> Acted:
+    def act_deterministically(self, obs: Any, action_mask: Array | None = None) -> Acted:
         """Choose the best action of each row, whatever epsilon is.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The actions.
@@ -103,14 +109,16 @@ class EpsilonGreedy:
             UsageError: a Q value is NaN, or the network's output is not [B, K].
         """
         with self._torch.inference_mode():
-            return Acted(self._q_values(obs).argmax(1).cpu().numpy() + self._start, None, {})
+            q_values, _ = self._q_values(obs, action_mask)
+            return Acted(q_values.argmax(1).cpu().numpy() + self._start, None, {})
 
-    def log_prob(self, obs: Any, actions: Any) -> Array:
+    def log_prob(self, obs: Any, actions: Any, action_mask: Array | None = None) -> Array:
         """Compute the log-probabilities of actions that were taken; none is below that of PROBABILITY_FLOOR.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
             actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             [B] float32.
@@ -119,9 +127,9 @@ class EpsilonGreedy:
             UsageError: a Q value is NaN, or the network's output is not [B, K].
         """
         with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
-            q_values = self._q_values(obs)
+            q_values, allowed = self._q_values(obs, action_mask)
             chosen = self._torch.from_numpy(np.asarray(actions, np.int64) - self._start)
-            return self._log_probs(q_values.argmax(1).cpu(), chosen, q_values.shape[1])
+            return self._log_probs(q_values.argmax(1).cpu(), chosen, q_values.shape[1], allowed)
 
     def values(self, obs: Any) -> None:
         """Return None: learners of Q values compute their targets from the Q networks.
@@ -130,11 +138,12 @@ class EpsilonGreedy:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
         """
 
-    def distribution(self, obs: Any) -> Categorical:
+    def distribution(self, obs: Any, action_mask: Array | None = None) -> Categorical:
         """Compute the distribution of the actions: exactly epsilon-greedy, except for PROBABILITY_FLOOR.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The distribution for B rows.
@@ -143,12 +152,15 @@ class EpsilonGreedy:
             UsageError: a Q value is NaN, or the network's output is not [B, K].
         """
         with self._torch.no_grad():
-            q_values = self._q_values(obs)
+            q_values, allowed = self._q_values(obs, action_mask)
             best = q_values.argmax(1).cpu().numpy()
         num_rows, num_actions = q_values.shape
-        of_best, of_others = self._floored_log_probs(num_actions)
-        logits = np.full((num_rows, num_actions), of_others, np.float32)
+        of_best, of_others = self._floored_log_probs(num_actions if allowed is None else allowed.sum(1).numpy())
+        logits = np.empty((num_rows, num_actions), np.float32)
+        logits[...] = np.reshape(of_others, (-1, 1))
         logits[np.arange(num_rows), best] = of_best
+        if allowed is not None:
+            logits[~allowed.numpy()] = -np.inf
         return Categorical(logits)
 
     def get_weights(self) -> dict[str, Array]:
@@ -173,23 +185,34 @@ class EpsilonGreedy:
         self._border.set_weights(split_weights(weights, "q_network"))
         self._epsilon = epsilon
 
-    def _q_values(self, obs: Any) -> Any:
+    def _q_values(self, obs: Any, action_mask: Array | None) -> tuple[Any, Any]:
+        """Q values, -inf for what is not allowed, and what is allowed, on the CPU; None: everything."""
         num_rows = num_rows_of(obs)
         q_values = self.q_network(self._border.tensors(obs))
         if q_values.dim() != 2 or len(q_values) != num_rows:
             raise UsageError(f"q_network(obs) must be [{num_rows}, number of actions]; got {tuple(q_values.shape)}")
         self._border.require_no_nan(self._border.rows(q_values.amax(1), num_rows, "Q values"), obs, "Q values")
-        return q_values
+        if action_mask is None:
+            return q_values, None
+        if action_mask.shape != tuple(q_values.shape) or not action_mask.any(1).all():
+            raise UsageError(
+                f"action_mask must be {tuple(q_values.shape)}, with an allowed action in each row; got "
+                f"{action_mask.shape}, with {int((~action_mask.any(-1)).sum())} rows that allow none"
+            )
+        allowed = self._torch.from_numpy(np.array(action_mask, np.bool_))
+        return q_values.masked_fill(~allowed.to(q_values.device), -math.inf), allowed
 
-    def _log_probs(self, best: Any, chosen: Any, num_actions: int) -> Array:
-        of_best, of_others = self._floored_log_probs(num_actions)
-        log_probs: Array = self._torch.where(best == chosen, of_best, of_others).float().numpy()
+    def _log_probs(self, best: Any, chosen: Any, num_actions: int, allowed: Any) -> Array:
+        of_best, of_others = self._floored_log_probs(num_actions if allowed is None else allowed.sum(1).numpy())
+        is_best = (best == chosen).numpy()
+        log_probs: Array = np.where(is_best, of_best, of_others).astype(np.float32)
         return log_probs
 
-    def _floored_log_probs(self, num_actions: int) -> tuple[float, float]:
-        floored_epsilon = max(self._epsilon, min(PROBABILITY_FLOOR * num_actions, 0.1))
+    def _floored_log_probs(self, num_actions: Any) -> tuple[Any, Any]:
+        """Of the best action, and of each other; `num_actions` is a number, or one for each row."""
+        floored_epsilon = np.maximum(self._epsilon, np.minimum(PROBABILITY_FLOOR * num_actions, 0.1))
         of_others = floored_epsilon / num_actions
-        return math.log(1 - floored_epsilon + of_others), math.log(of_others)
+        return np.log(1 - floored_epsilon + of_others), np.log(of_others)
 
 
 class SquashedGaussian:

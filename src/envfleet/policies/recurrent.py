@@ -67,12 +67,13 @@ class RecurrentTorchPolicy:
         with self._torch.no_grad():
             return self._state_arrays(self._first_state(num_rows), num_rows)
 
-    def act(self, obs: Any, state: State | None = None) -> Acted:
+    def act(self, obs: Any, state: State | None = None, action_mask: Array | None = None) -> Acted:
         """Sample actions.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
             state: what the policy remembered before these observations, by name, each [B, ...].
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The actions, their log-probs, extras and the state after them.
@@ -82,9 +83,10 @@ class RecurrentTorchPolicy:
         """
         with self._torch.inference_mode():
             given = self._border.tensors(obs), *self._remembered(state, num_rows_of(obs))
-            return self._acted(obs, *_five(self.module.get_action_and_value(*given)))
+            masks = self._border.mask_argument(action_mask)
+            return self._acted(obs, *_five(self.module.get_action_and_value(*given, **masks)))
 
-    def act_deterministically(self, obs: Any, state: State | None = None) -> Acted:
+    def act_deterministically(self, obs: Any, state: State | None = None, action_mask: Array | None = None) -> Acted:
         """Choose the modes of what get_action_and_value draws from.
 
         If the module has get_deterministic_action(obs, lstm_state, done), it returns the actions and the next
@@ -93,6 +95,7 @@ class RecurrentTorchPolicy:
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
             state: what the policy remembered before these observations, by name, each [B, ...].
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The actions, their log-probs, extras and the state after them.
@@ -104,11 +107,12 @@ class RecurrentTorchPolicy:
         own = getattr(self.module, OWN_METHOD, None)
         with self._torch.inference_mode():
             given = self._border.tensors(obs), *self._remembered(state, num_rows_of(obs))
+            masks = self._border.mask_argument(action_mask)
             if own is not None:
-                actions, after = own(*given)
+                actions, after = own(*given, **masks)
                 return self._acted(obs, actions, None, None, None, after)
             with modes_instead_of_samples(self._torch, self.module):
-                outcome = _five(self.module.get_action_and_value(*given))
+                outcome = _five(self.module.get_action_and_value(*given, **masks))
             return self._acted(obs, *outcome)
 
     def _acted(self, obs: Any, actions: Any, log_probs: Any, _: Any, values: Any, after: Any) -> Acted:
@@ -122,13 +126,14 @@ class RecurrentTorchPolicy:
             border.require_no_nan(rows, obs, "log-probs")
         return Acted(taken, rows, extras, next_state)
 
-    def log_prob(self, obs: Any, actions: Any, state: State | None = None) -> Array:
+    def log_prob(self, obs: Any, actions: Any, state: State | None = None, action_mask: Array | None = None) -> Array:
         """Compute the log-probabilities of actions that were taken.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
             actions: B actions, a tree of [B, ...] arrays in the form of the action space.
             state: what the policy remembered before these observations, by name, each [B, ...].
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             [B] float32.
@@ -139,7 +144,8 @@ class RecurrentTorchPolicy:
         num_rows = num_rows_of(obs)
         with self._torch.no_grad():  # not inference_mode(): see TorchPolicy.log_prob
             given = self._border.tensors(obs), *self._remembered(state, num_rows), self._border.tensors(actions)
-            log_probs = _five(self.module.get_action_and_value(*given))[1]
+            mask = self._border.mask_argument(action_mask)
+            log_probs = _five(self.module.get_action_and_value(*given, **mask))[1]
             if log_probs is None:
                 raise UsageError(f"get_action_and_value of {type(self.module).__name__} gives no log-probs")
             return self._border.rows(log_probs, num_rows, "log_probs")
@@ -163,12 +169,15 @@ class RecurrentTorchPolicy:
             values = get_value(*given) if get_value else _five(self.module.get_action_and_value(*given))[3]
             return None if values is None else self._border.rows(values, num_rows, "values")
 
-    def distribution(self, obs: Any, state: State | None = None) -> Distribution | None:
+    def distribution(
+        self, obs: Any, state: State | None = None, action_mask: Array | None = None
+    ) -> Distribution | None:
         """Compute the distribution of the actions, with get_distribution.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
             state: what the policy remembered before these observations, by name, each [B, ...].
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The distribution for B rows; None if the module has none, or one of another kind.
@@ -181,7 +190,8 @@ class RecurrentTorchPolicy:
             return None
         with self._torch.no_grad():
             given = self._border.tensors(obs), *self._remembered(state, num_rows)
-            return as_distribution(get_distribution(*given), num_rows)
+            shown = get_distribution(*given, **self._border.mask_argument(action_mask))
+            return as_distribution(shown, num_rows)
 
     def get_weights(self) -> dict[str, Array]:
         """Return the state dict of the module.

@@ -37,6 +37,10 @@ class TorchBorder:
             return tuple(self.tensors(part) for part in tree)
         return self.tensors(np.asarray(tree))
 
+    def mask_argument(self, action_mask: Array | None) -> dict[str, Any]:
+        """The keyword argument of a module's method that gets action masks; nothing if there are none."""
+        return {} if action_mask is None else {"action_mask": self.tensors(action_mask)}
+
     def arrays(self, tree: Any) -> Any:
         """Convert a tree of tensors to arrays."""
         if isinstance(tree, self.torch.Tensor):

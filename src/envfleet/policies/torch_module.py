@@ -24,12 +24,15 @@ class TorchPolicy:
     `get_value(obs)` is used for values where there is one. Log-probs and values may be None, if the module has none.
     `get_distribution(obs)` makes divergences exact: it returns a torch Categorical, Bernoulli or Normal (Independent
     and tanh-squashed ones, too), or a list of Categoricals. Observations are not copied for the module, so it must not
-    change them in place. The module is used in the mode it is in: with BatchNorm or Dropout, call `eval()` on it first.
+    change them in place. In rollouts with `action_mask=...` get_action_and_value and get_distribution get the masks as
+    the keyword argument `action_mask`, a tensor of [B, ...] bool. The module is used in the mode it is in: with
+    BatchNorm or Dropout, call `eval()` on it first.
 
     Args:
         module: the torch.nn.Module, on any device. It is used, not copied.
         traced: record the operations on the first observations, and repeat just these from then on. Faster for small
-            networks; only for modules whose operations do not depend on the values of the observations.
+            networks; only for modules whose operations do not depend on the values of the observations. Not used in
+            rollouts with `action_mask=...`.
 
     Raises:
         UsageError: `module` is no torch.nn.Module, or has no get_action_and_value.
@@ -52,11 +55,12 @@ class TorchPolicy:
         """Pickle the module and the argument `traced`."""
         return partial(TorchPolicy, traced=self._is_traced), (self.module,)
 
-    def act(self, obs: Any) -> Acted:
+    def act(self, obs: Any, action_mask: Array | None = None) -> Acted:
         """Sample actions.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The actions, their log-probs and, where the module has values, `extras["values"]`.
@@ -65,13 +69,14 @@ class TorchPolicy:
             UsageError: a log-prob is NaN, or an output has the wrong shape.
         """
         with self._torch.inference_mode():
-            return self._acted(obs, *self._act(self._border.tensors(obs)))
+            return self._acted(obs, *self._act(self._border.tensors(obs), self._border.mask_argument(action_mask)))
 
-    def act_deterministically(self, obs: Any) -> Acted:
+    def act_deterministically(self, obs: Any, action_mask: Array | None = None) -> Acted:
         """Choose the modes of what get_action_and_value draws from, or what get_deterministic_action(obs) returns.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The actions, their log-probs and, where the module has values, `extras["values"]`; from
@@ -83,11 +88,11 @@ class TorchPolicy:
         """
         own = getattr(self.module, OWN_METHOD, None)
         with self._torch.inference_mode():
-            tensors = self._border.tensors(obs)
+            tensors, masks = self._border.tensors(obs), self._border.mask_argument(action_mask)
             if own is not None:
-                return self._acted(obs, own(tensors), None, None)
+                return self._acted(obs, own(tensors, **masks), None, None)
             with modes_instead_of_samples(self._torch, self.module):
-                actions, log_probs, _, values = _four(self.module.get_action_and_value(tensors))
+                actions, log_probs, _, values = _four(self.module.get_action_and_value(tensors, **masks))
             return self._acted(obs, actions, log_probs, values)
 
     def _acted(self, obs: Any, actions: Any, log_probs: Any, values: Any) -> Acted:
@@ -100,8 +105,8 @@ class TorchPolicy:
             border.require_no_nan(rows, obs, "log-probs")
         return Acted(taken, rows, extras)
 
-    def _act(self, obs: Any) -> tuple[Any, Any, Any]:
-        if self._is_traced and isinstance(obs, self._torch.Tensor):
+    def _act(self, obs: Any, mask: dict[str, Any]) -> tuple[Any, Any, Any]:
+        if self._is_traced and not mask and isinstance(obs, self._torch.Tensor):
             key = (*obs.shape, obs.dtype)
             if key not in self._acting:
                 with self._torch.inference_mode(False):
@@ -109,15 +114,16 @@ class TorchPolicy:
             acting = self._acting[key]
             if acting is not None:
                 return acting(obs)
-        actions, log_probs, _, values = _four(self.module.get_action_and_value(obs))
+        actions, log_probs, _, values = _four(self.module.get_action_and_value(obs, **mask))
         return actions, log_probs, values
 
-    def log_prob(self, obs: Any, actions: Any) -> Array:
+    def log_prob(self, obs: Any, actions: Any, action_mask: Array | None = None) -> Array:
         """Compute the log-probabilities of actions that were taken.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
             actions: B actions, a tree of [B, ...] arrays in the form of the action space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             [B] float32.
@@ -128,7 +134,8 @@ class TorchPolicy:
         # Not inference_mode(): this module may be the learner's, and what it keeps must stay fit for training.
         with self._torch.no_grad():
             tensors = self._border.tensors(obs), self._border.tensors(actions)
-            _, log_probs, _, _ = _four(self.module.get_action_and_value(*tensors))
+            mask = self._border.mask_argument(action_mask)
+            _, log_probs, _, _ = _four(self.module.get_action_and_value(*tensors, **mask))
             if log_probs is None:
                 raise UsageError(f"get_action_and_value of {type(self.module).__name__} gives no log-probs")
             return self._border.rows(log_probs, num_rows_of(obs), "log_probs")
@@ -151,11 +158,12 @@ class TorchPolicy:
             values = get_value(tensors) if get_value else _four(self.module.get_action_and_value(tensors))[3]
             return None if values is None else self._border.rows(values, num_rows_of(obs), "values")
 
-    def distribution(self, obs: Any) -> Distribution | None:
+    def distribution(self, obs: Any, action_mask: Array | None = None) -> Distribution | None:
         """Compute the distribution of the actions, with get_distribution.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
+            action_mask: [B, ...] bool, False for each action that is not allowed; None: all are.
 
         Returns:
             The distribution for B rows; None if the module has none, or one of another kind.
@@ -164,7 +172,8 @@ class TorchPolicy:
         if get_distribution is None:
             return None
         with self._torch.no_grad():
-            return as_distribution(get_distribution(self._border.tensors(obs)), num_rows_of(obs))
+            shown = get_distribution(self._border.tensors(obs), **self._border.mask_argument(action_mask))
+            return as_distribution(shown, num_rows_of(obs))
 
     def get_weights(self) -> dict[str, Array]:
         """Return the state dict of the module.

@@ -38,6 +38,7 @@ def rollout_arrays(seed=0, obs_space=OBS):
         "final_envs": np.array([1, 0]),
         "episode_returns": random.random(2),
         "episode_lengths": np.array([3, 9]),
+        "episode_seconds": random.random(2),
         "next_values": random.random(N).astype(np.float32),
         "final_values": random.random(2).astype(np.float32),
     }
@@ -424,7 +425,7 @@ def test_what_only_some_parts_have_is_left_out(form):
 
 def test_no_episode_ended(form):
     arrays = rollout_arrays()
-    for name in ("final_steps", "final_envs", "episode_returns", "episode_lengths", "final_values"):
+    for name in ("final_steps", "final_envs", "episode_returns", "episode_lengths", "episode_seconds", "final_values"):
         arrays[name] = arrays[name][:0]
     for name in ("final_obs.0", "final_obs.1"):
         arrays[name] = arrays[name][:0]

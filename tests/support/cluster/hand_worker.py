@@ -82,6 +82,7 @@ class HandWorker:
             "final_obs.0": np.zeros((0, 2)),
             "episode_returns": np.zeros(0),
             "episode_lengths": np.zeros(0, np.int64),
+            "episode_seconds": np.zeros(0),
         }
         change(arrays)
         return encode(RolloutReady(**{"order": order.order, "version": version, "seconds": 0.1, **fields}), arrays)

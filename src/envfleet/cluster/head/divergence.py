@@ -31,6 +31,12 @@ class Probes:
     log_probs: Array | None  # [P]
     distribution: Distribution | None  # of P rows
     state: State | None  # of recurrent policies: before each of these rows
+    action_mask: Array | None = None  # [P, ...] bool: under which the actions were chosen
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the policy's methods beside these observations."""
+        arguments: dict[str, Any] = {} if self.state is None else {"state": self.state}
+        return arguments if self.action_mask is None else {**arguments, "action_mask": self.action_mask}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ def probes_of(
     """Of one worker's rollout; the arrays are its own part, [T, N, ...] each. Rows are copied."""
     steps, envs = np.divmod(probe_rows(*part.arrays["rewards"].shape, num_probes), part.arrays["rewards"].shape[1])
     state = {name: rows.copy() for name, rows in named(part.arrays, "probe_state.").items()}
+    masks = part.arrays.get("action_mask")
     return Probes(
         version=part.version,
         obs=[leaf[steps, envs] for leaf in obs],
@@ -58,6 +65,7 @@ def probes_of(
             part.distribution, {name: rows.copy() for name, rows in named(part.arrays, "probe.").items()}
         ),
         state=state or None,
+        action_mask=None if masks is None else masks[steps, envs],
     )
 
 
@@ -66,14 +74,15 @@ def has_probabilities(part: Collected) -> bool:
     return part.distribution is not None or "log_probs" in part.arrays
 
 
-def form_of(policy: Policy, obs: Any, num_rows: int) -> ShownForm:
+def form_of(policy: Policy, obs: Any, num_rows: int, action_mask: Array | None = None) -> ShownForm:
     """What a policy like `policy` shows of itself; `obs` are `num_rows` observations of any kind."""
     state: dict[str, Array] = {}
     if isinstance(policy, Recurrent):
         state = {name: np.asarray(rows) for name, rows in policy.initial_state(num_rows).items()}
     shown = None
     if isinstance(policy, ExposesDistribution):
-        shown = policy.distribution(obs, **({"state": state} if state else {}))
+        masks = {} if action_mask is None else {"action_mask": action_mask}
+        shown = policy.distribution(obs, **({"state": state} if state else {}), **masks)
     return ShownForm(None if shown is None else _shown_form(shown), _state_form(state))
 
 
@@ -105,11 +114,11 @@ def measured(policy: Policy, probes: Sequence[Probes], obs: SpaceTree, actions: 
     if len({_form(part) for part in probes}) > 1:  # they cannot be put together
         return [measured(policy, [part], obs, actions)[0] for part in probes]
     together = _joined(probes)
-    state = {} if together.state is None else {"state": together.state}
+    arguments = together.arguments()
     seen = obs.unflatten(list(together.obs))
     each = None
     if together.distribution is not None and isinstance(policy, ExposesDistribution):
-        newest = policy.distribution(seen, **state)
+        newest = policy.distribution(seen, **arguments)
         each = None if newest is None else _compared(_kl, together.distribution, newest)
     if each is None:
         if together.log_probs is None:
@@ -117,7 +126,7 @@ def measured(policy: Policy, probes: Sequence[Probes], obs: SpaceTree, actions: 
                 "APS compares policies by their probabilities, and this one gives none: let act() return log_probs and "
                 "write log_prob(), or distribution(); or choose another rule, such as EveryUpdate()"
             )
-        log_probs = policy.log_prob(seen, actions.unflatten(list(together.actions)), **state)
+        log_probs = policy.log_prob(seen, actions.unflatten(list(together.actions)), **arguments)
         each = _compared(distributions.k3, together.log_probs, log_probs)
     ends = np.cumsum([_num_rows(part) for part in probes])[:-1]
     means = [float(part.mean()) for part in np.split(each, ends)]
@@ -154,6 +163,7 @@ def _joined(probes: Sequence[Any]) -> Probes:
             first.distribution.kind, _joined_arrays([part.distribution.arrays() for part in probes])
         ),
         state=None if first.state is None else _joined_arrays([part.state or {} for part in probes]),
+        action_mask=None if first.action_mask is None else np.concatenate([part.action_mask for part in probes]),
     )
 
 
@@ -165,7 +175,8 @@ def _form(probes: Probes) -> tuple[Any, ...]:
     shown = {} if probes.distribution is None else probes.distribution.arrays()
     kind = None if probes.distribution is None else probes.distribution.kind
     shapes = [(name, rows.shape[1:]) for part in (shown, probes.state or {}) for name, rows in part.items()]
-    return probes.log_probs is None, kind, *shapes
+    mask = None if probes.action_mask is None else probes.action_mask.shape[1:]
+    return probes.log_probs is None, kind, mask, *shapes
 
 
 def _last(probes: Probes, num_rows: int) -> Probes:
@@ -179,6 +190,7 @@ def _last(probes: Probes, num_rows: int) -> Probes:
         if shown is None
         else distributions.from_arrays(shown.kind, {name: rows[-num_rows:] for name, rows in shown.arrays().items()}),
         state=None if probes.state is None else {name: rows[-num_rows:] for name, rows in probes.state.items()},
+        action_mask=None if probes.action_mask is None else probes.action_mask[-num_rows:],
     )
 
 

@@ -138,7 +138,8 @@ class Learner:
         """Refuse probes that cannot be compared: every later measurement would fail."""
         if self._shown_form is None:
             num_rows = len(probes.actions[0])
-            self._shown_form = form_of(self._present_policy(), self._form.obs.unflatten(list(probes.obs)), num_rows)
+            obs = self._form.obs.unflatten(list(probes.obs))
+            self._shown_form = form_of(self._present_policy(), obs, num_rows, probes.action_mask)
         problem = difference(probes, self._shown_form)
         if self._has_probabilities and not has_probabilities(part):
             problem = "it has neither log_probs nor a distribution, which others of this policy have"

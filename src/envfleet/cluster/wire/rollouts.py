@@ -192,6 +192,8 @@ class RolloutForm:
         _require(arrays, "episode_returns", (num_finals,), np.dtype(np.float64))
         _require(arrays, "episode_lengths", (num_finals,), np.dtype(np.int64))
         _require(arrays, "episode_seconds", (num_finals,), np.dtype(np.float64))
+        if not (arrays["episode_seconds"] >= 0).all():
+            raise BadMessage("an episode that took less than 0 seconds")
         for index, leaf in enumerate(self.obs.leaves):
             if f"final_obs.{index}" in arrays:
                 _require(arrays, f"final_obs.{index}", (num_finals, *leaf.shape), leaf.dtype)
