@@ -6,9 +6,8 @@ import signal
 import numpy as np
 import pytest
 
-from envfleet import ClusterEnv, EnvFailed, PoolSettings, UsageError
-from tests.support.agents.detach_agents import DiscreteAgent
-from tests.support.envs.changing_env import ChangingEnv
+from envfleet import ClusterEnv, EnvFailed, FunctionPolicy, PoolSettings, UsageError
+from tests.support.envs.changing_env import ChangingEnv, first_action
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +22,7 @@ def cluster(backend="serial", **settings):
 
 
 def agent():
-    return DiscreteAgent(num_inputs=5).double()
+    return FunctionPolicy(first_action, weights={})
 
 
 def require_exact(rollout, levels):
