@@ -46,3 +46,8 @@ class ChangingEnv(gymnasium.Env[Any, Any]):
 
     def _obs(self) -> Any:
         return np.array([self.level, len(self.calls), self._start, os.getpid(), self._num_steps], np.float64)
+
+
+def first_action(weights: Any, obs: Any) -> Any:
+    """For a FunctionPolicy."""
+    return np.zeros(len(obs), np.int64)
