@@ -22,6 +22,8 @@ from envfleet.cluster.wire.messages import (
     Announce,
     Cancel,
     Collect,
+    EvaluationProgress,
+    EvaluationReady,
     FromWorker,
     Heartbeat,
     Join,
@@ -74,6 +76,8 @@ class Head:
             RowsReady: self._answer,
             RolloutReady: self._answer,
             ValuesReady: self._answer,
+            EvaluationReady: self._answer,
+            EvaluationProgress: self._evaluation_progress,
             OrderFailed: self._answer,
             OrderCancelled: self._answer,
             PullCode: self._pull_code,
@@ -93,8 +97,8 @@ class Head:
 
     # -- for the caller --
 
-    def issue(self, orders: Mapping[int, Order]) -> None:
-        """Issue an order to each of some workers.
+    def issue(self, orders: Mapping[int, Order]) -> dict[int, int]:
+        """Issue an order to each of some workers. Returns their numbers, by worker.
 
         An order is kept, and given to a worker's replacement if need be, until its answer is accepted.
         """
@@ -104,6 +108,7 @@ class Head:
             prepared = {worker: self.fleet[worker].orders.prepare(order, now_s) for worker, order in orders.items()}
             for worker, issued in prepared.items():
                 self.fleet[worker].issue(issued, now_s)
+            return {worker: issued.number for worker, issued in prepared.items()}
 
     def collect(self, worker: int, num_steps: int) -> Order:
         """An order for a rollout, which also tells the worker of the newest version."""
@@ -162,6 +167,15 @@ class Head:
                 through = record.orders.cancel_open()
                 if through is not None and record.is_ready:
                     record.send(encode(Cancel(through=through)), _now_s())
+
+    def cancel_evaluation(self, worker: int, number: int) -> None:
+        """Cancel one Evaluate order, if it is open, and drop its answer. All other orders stay."""
+        with self._socket.here():
+            record = self.fleet[worker]
+            record.orders.cancel(number)
+            record.evaluations.clear()
+            if record.is_ready:
+                record.send(encode(Cancel(through=0, others=[number])), _now_s())
 
     def refuse_answer(self, worker: int, detail: str) -> None:
         """Count an answer that was accepted, and turned out to be of no use."""
@@ -307,6 +321,9 @@ class Head:
                 self._warned_of.add(what)
                 text = "env %d of %s gave %s. Such rows are passed on, and counted in stats().workers[%d].%s"
                 logger.warning(text, worker * num_envs + env, record, what, worker, counter)
+
+    def _evaluation_progress(self, record: WorkerRecord, message: EvaluationProgress, arrays: Arrays) -> None:
+        record.progressed(message)
 
     def _heartbeat(self, record: WorkerRecord, message: Heartbeat, arrays: Arrays) -> None:
         now_s = _now_s()

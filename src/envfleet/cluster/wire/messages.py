@@ -22,7 +22,7 @@ from envfleet.cluster.timing import Timing
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -165,6 +165,20 @@ class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
     values: Unread  # as values_wire has it, a list
 
 
+class EvaluationReady(msgspec.Struct, frozen=True, tag="evaluation_ready"):
+    """Answer to Evaluate: returns, lengths, ends and frames of the episodes are in the arrays."""
+
+    order: int
+    infos: Unread  # of the last step of each episode: a list of dictionaries, as values_wire has it
+
+
+class EvaluationProgress(msgspec.Struct, frozen=True, tag="evaluation_progress"):
+    """So far I have played `num_done` episodes of an Evaluate order. No answer: it may be lost."""
+
+    order: int
+    num_done: int
+
+
 class OrderFailed(msgspec.Struct, frozen=True, tag="order_failed"):
     """Answer to an order that could not be carried out; the worker is ready for the next one."""
 
@@ -208,6 +222,8 @@ FromWorker = (
     | RowsReady
     | RolloutReady
     | ValuesReady
+    | EvaluationReady
+    | EvaluationProgress
     | OrderFailed
     | OrderCancelled
     | PullCode
@@ -215,7 +231,7 @@ FromWorker = (
     | Leaving
     | AboutChunks
 )
-Answer = RowsReady | RolloutReady | ValuesReady | OrderFailed | OrderCancelled
+Answer = RowsReady | RolloutReady | ValuesReady | EvaluationReady | OrderFailed | OrderCancelled
 
 
 # -- head -> worker --
@@ -291,9 +307,10 @@ class SetAttr(msgspec.Struct, frozen=True, kw_only=True, tag="set_attr"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Do not carry out orders up to this one; answer each with OrderCancelled."""
+    """Do not carry out orders up to `through`, nor those in `others`; answer each with OrderCancelled."""
 
     through: int
+    others: list[int] = []
 
 
 class Announce(msgspec.Struct, frozen=True, tag="announce"):
@@ -321,6 +338,21 @@ class Weights(msgspec.Struct, frozen=True, tag="weights"):
     bfloat16: list[str]  # arrays that are the upper halves of float32
 
 
+class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
+    """Play whole episodes in envs of their own, with the policy that this order brings: your own copy stays as it is.
+
+    Arrays of its code and weights have the prefixes "code." and "weight.".
+    """
+
+    order: int = 0
+    accepted: int = 0
+    seeds: list[int]  # of the episodes, one each
+    num_recorded: int  # the first of them, whose frames are wanted
+    is_deterministic: bool
+    code: Code
+    weights: Weights
+
+
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """Answer to Heartbeat, and sent to find out whether a silent worker is still connected."""
 
@@ -342,6 +374,7 @@ FromHead = (
     | Collect
     | Call
     | SetAttr
+    | Evaluate
     | Cancel
     | Announce
     | Code
@@ -350,11 +383,12 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-OrderMessage = Reset | Step | Collect | Call | SetAttr
+OrderMessage = Reset | Step | Collect | Call | SetAttr | Evaluate
 ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Reset: RowsReady,
     Step: RowsReady,
     Collect: RolloutReady,
     Call: ValuesReady,
     SetAttr: ValuesReady,
+    Evaluate: EvaluationReady,
 }
