@@ -85,7 +85,8 @@ def summary_in_words(run: TrainingRun, settings: DemoSettings, savings: Savings)
         f"({settings.sync}).\n"
         f"Sent: {weights} of weights and {announcements} of announcements. Weights at every update would be "
         f"{kilobytes(savings.every_update_bytes)}: {kilobytes(spared_bytes)} spared.\n"
-        f"Measuring the divergence took {savings.measure_s:.2f} s, {savings.measure_share:.2%} of the time."
+        f"Measuring the divergence took {savings.measure_s:.2f} s, {savings.measure_share:.2%} of the time.\n"
+        f"Evaluation without chance: {run.evaluation or 'none'}."
     )
 
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from envfleet import Rollout
+from envfleet import Evaluation, Rollout
 from envfleet.contract.stats import RunStats
 
 # -- the record of a training --
@@ -53,6 +53,7 @@ class TrainingRun:
     pulls: list[tuple[int, ...]] = field(default_factory=list)  # of each worker, up to each update
     divergences: list[float | None] = field(default_factory=list)  # the largest of any worker, at each update
     stats: Any = None  # envfleet's RunStats, of the last rollout or at the end
+    evaluation: Evaluation | None = None  # at the end
 
     @property
     def elapsed_s(self) -> float:

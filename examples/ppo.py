@@ -39,6 +39,7 @@ class Settings:
     target: float | None = setting(None, "stop once the mean return is this high", float)
     num_mean_episodes: int = setting(100, "the mean return is taken over this many last episodes")
     require_target: bool = setting(False, "exit with 1 if the target was not reached")
+    num_eval_episodes: int = setting(20, "whole episodes without chance that are played at the end")
     tensorboard: str | None = setting(None, "log to this directory for TensorBoard", str)
 
     sync: str = setting("aps", "when workers pull new weights: aps, every_update, every:K (updates) or never")
@@ -161,6 +162,8 @@ def train(
             if on_update is not None:
                 losses = {"policy": policy_loss.item(), "value": value_loss.item(), "entropy": entropy.mean().item()}
                 on_update(run.update(losses))
+        if settings.num_eval_episodes:
+            run.evaluation = cluster.evaluate(agent, settings.num_eval_episodes, seed=settings.seed)
     return run
 
 
@@ -228,6 +231,8 @@ def main() -> int:
         f"{in_words(run.mean_return)}, after {run.num_steps:,} steps in {run.duration_s:.1f} s.\n"
         f"{mean_pulls(run.stats):g} pulls for each worker in {run.num_updates} updates ({settings.sync})."
     )
+    if run.evaluation is not None:
+        print(f"Evaluation without chance: {run.evaluation}.")
     return 1 if settings.require_target and not run.target_reached else 0
 
 

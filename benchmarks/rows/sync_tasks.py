@@ -42,7 +42,8 @@ def _rule_settings(rule: str) -> dict[str, Any]:
 
 def _ppo(settings: ppo.Settings, **more: Any) -> Callable[[str, str, int], Run]:
     def train(task: str, rule: str, seed: int) -> Run:
-        trained = ppo.train(dataclasses.replace(settings, seed=seed, target=None, **_rule_settings(rule)), **more)
+        alone = {"target": None, "num_eval_episodes": 0}
+        trained = ppo.train(dataclasses.replace(settings, seed=seed, **alone, **_rule_settings(rule)), **more)
         return _run(task, rule, seed, trained)
 
     return train

@@ -10,7 +10,7 @@ from tests.support.scripts import EXAMPLES
 
 pytestmark = pytest.mark.slow
 
-SHORT = {"num_envs_per_worker": 2, "num_rollout_steps": 64, "num_epochs": 2, "total_steps": 600}
+SHORT = {"num_envs_per_worker": 2, "num_rollout_steps": 64, "num_epochs": 2, "total_steps": 600, "num_eval_episodes": 2}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,7 @@ def test_training_reports_each_update(ppo):
     assert training.pulls == [(1, 1), (1, 1), (2, 2)]
     assert training.num_updates == training.stats.version == 3
     assert len(training.episodes) > 0
+    assert training.evaluation.num_episodes == 2
     assert training.curve[-1] == (768, training.mean_return)
 
 

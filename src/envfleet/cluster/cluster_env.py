@@ -19,6 +19,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from envfleet.cluster.calling import Calling
+from envfleet.cluster.evaluation import evaluate_on
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.info_choice import ALL_INFOS, InfoChoice
@@ -32,9 +33,10 @@ from envfleet.cluster.sync import EveryUpdate, SyncRule
 from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.messages import PoolPlan
 from envfleet.cluster.wire.plain_values import to_plain
-from envfleet.contract.checks import whole_number
+from envfleet.contract.checks import positive, true_or_false, whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
+from envfleet.contract.evaluation import Evaluation, fresh_seed
 from envfleet.contract.pool_config import BackendName, PoolConfig, PoolSettings
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.settings import names_checked, settings_of
@@ -43,6 +45,7 @@ from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
 from envfleet.policies.adapting import is_policy_like
+from envfleet.policies.evaluate import checked_counts
 from envfleet.pool.arguments import autoreset_of, seeds_of, some_env_ids, take_reset_mask
 from envfleet.pool.building import EnvLike
 
@@ -553,6 +556,50 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         return self._changing.set_reset_options(options)
+
+    def evaluate(
+        self,
+        agent: Any,
+        num_episodes: int = 100,
+        *,
+        deterministic: bool = True,
+        seed: int | None = None,
+        num_recorded: int = 0,
+        timeout_s: float | None = None,
+    ) -> Evaluation:
+        """Play exactly `num_episodes` whole episodes on the workers, and return what they came to.
+
+        The result is that of `envfleet.evaluate` with the same seed. Workers play in envs of their own, which the first
+        evaluation builds: those of steps, rollouts and streams stay where they are. A stream may run meanwhile; each
+        worker plays between two of its rollouts.
+
+        Args:
+            agent: The policy, with its present weights; they are not published.
+            num_episodes: Number of episodes, shared out among the workers before they start.
+            deterministic: Act with the mode of the distribution, the mean, the best Q value; False: as in training.
+            seed: From which the seeds of the episodes are made; None: a new one, which `Evaluation.seed` names.
+            num_recorded: Number of episodes whose frames are kept, the first ones. The envs need
+                `render_mode="rgb_array"`.
+            timeout_s: Seconds without a finished episode before ClusterTimeout; None: `timing.timeout_s`.
+
+        Returns:
+            Returns, lengths, ends, infos of the last steps and frames of the episodes.
+
+        Raises:
+            UsageError: `agent` is no policy or cannot act deterministically, or an argument is wrong.
+            EnvFailed: An env raised, or its process died.
+            PolicyFailed: The policy raised on a worker, or cannot be built there.
+            WorkerFailed: An env of the evaluation hung.
+            WorkerLost: All workers were given up.
+            ClusterTimeout: No episode was finished for `timeout_s`. The evaluation is given up.
+        """
+        self._require_open()
+        num_episodes, num_recorded = checked_counts(num_episodes, num_recorded, self.render_mode)
+        seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0)
+        timeout_s = self._timing.timeout_s if timeout_s is None else positive("timeout_s", timeout_s)
+        is_deterministic = true_or_false("deterministic", deterministic)
+        space = self.single_action_space
+        return evaluate_on(self._run, space, agent, num_episodes, seed, is_deterministic, num_recorded, timeout_s)
 
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:
         """Change the number of workers: the last ones go. `num_envs`, `batch_size` and the spaces follow.

@@ -15,8 +15,9 @@ from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, Rows
 from envfleet.contract import errors
 from envfleet.contract.errors import ChildDied, EnvFailed, PolicyFailed, UsageError, WorkerFailed
+from envfleet.contract.evaluation import Episodes
 
-Result = Rows | Collected | list[Any] | OrderFailed
+Result = Rows | Collected | list[Any] | Episodes | OrderFailed
 
 
 class Answered(NamedTuple):

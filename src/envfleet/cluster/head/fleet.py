@@ -262,9 +262,9 @@ class Fleet:
         elif why := _difference(self.form, obs, actions):
             return self._refuse_pool(record, why, now_s)
         record.is_ready = True
-        cancelled = [order.number for order in record.orders.open if order.is_cancelled]
-        if cancelled:
-            record.send(encode(Cancel(through=cancelled[-1])), now_s)
+        through, others = record.orders.cancelled
+        if through or others:
+            record.send(encode(Cancel(through=through, others=others)), now_s)
         record.send_open_orders(now_s)
         record.send_alive(now_s)
 

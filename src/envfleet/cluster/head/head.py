@@ -25,6 +25,8 @@ from envfleet.cluster.wire.messages import (
     Cancel,
     ChangeEnvs,
     Collect,
+    EvaluationProgress,
+    EvaluationReady,
     FromWorker,
     Heartbeat,
     Join,
@@ -81,6 +83,8 @@ class Head:
             RowsReady: self._answer,
             RolloutReady: self._answer,
             ValuesReady: self._answer,
+            EvaluationReady: self._answer,
+            EvaluationProgress: self._evaluation_progress,
             OrderFailed: self._answer,
             OrderCancelled: self._answer,
             PullCode: self._pull_code,
@@ -100,8 +104,8 @@ class Head:
 
     # -- for the caller --
 
-    def issue(self, orders: Mapping[int, Order]) -> None:
-        """Issue an order to each of some workers.
+    def issue(self, orders: Mapping[int, Order]) -> dict[int, int]:
+        """Issue an order to each of some workers. Returns their numbers, by worker.
 
         An order is kept, and given to a worker's replacement if need be, until its answer is accepted.
         """
@@ -111,6 +115,7 @@ class Head:
             prepared = {worker: self.fleet[worker].orders.prepare(order, now_s) for worker, order in orders.items()}
             for worker, issued in prepared.items():
                 self.fleet[worker].issue(issued, now_s)
+            return {worker: issued.number for worker, issued in prepared.items()}
 
     def change(self, message: ChangeEnvs) -> None:
         """Have the envs of all workers apply a change, also those of workers and processes that come later."""
@@ -179,6 +184,15 @@ class Head:
                 through = record.orders.cancel_open()
                 if through is not None and record.is_ready:
                     record.send(encode(Cancel(through=through)), _now_s())
+
+    def cancel_evaluation(self, worker: int, number: int) -> None:
+        """Cancel one Evaluate order, if it is open, and drop its answer. All other orders stay."""
+        with self._socket.here():
+            record = self.fleet[worker]
+            record.orders.cancel(number)
+            record.evaluations.clear()
+            if record.is_ready:
+                record.send(encode(Cancel(through=0, others=[number])), _now_s())
 
     def refuse_answer(self, worker: int, detail: str) -> None:
         """Count an answer that was accepted, and turned out to be of no use."""
@@ -350,6 +364,9 @@ class Head:
                 ", ".join(new),
                 MOST_INFO_BYTES >> 20,
             )
+
+    def _evaluation_progress(self, record: WorkerRecord, message: EvaluationProgress, arrays: Arrays) -> None:
+        record.progressed(message)
 
     def _heartbeat(self, record: WorkerRecord, message: Heartbeat, arrays: Arrays) -> None:
         now_s = _now_s()

@@ -18,9 +18,13 @@ from envfleet.cluster.head.restarts import Restarts, Stage
 from envfleet.cluster.sync import Measurement
 from envfleet.cluster.wire.bounded_msgpack import decode_bounded
 from envfleet.cluster.wire.codec import BadMessage, encode
+from envfleet.cluster.wire.evaluations import checked_episodes
 from envfleet.cluster.wire.messages import (
     Alive,
     EnvFailure,
+    Evaluate,
+    EvaluationProgress,
+    EvaluationReady,
     NotReady,
     OrderCancelled,
     OrderFailed,
@@ -61,6 +65,8 @@ class WorkerRecord:
     attributes: dict[str, Any] = field(default_factory=dict)  # that set_attr() has set, as they travel
     orders: OrderLog = field(default_factory=OrderLog)
     answers: deque[Answered] = field(default_factory=deque)
+    evaluations: deque[Answered] = field(default_factory=deque)  # answers to Evaluate: of no activity, see Activity
+    num_played: int = 0  # episodes of the Evaluate order that it carries out, as its last process says
     transfers: Transfers = field(default_factory=lambda: Transfers(0.0, None))  # with its last process
     welcome_frames: Frames | None = None  # for its last process
     process_version: int = 0  # of the policy in the last rollout of the last process
@@ -118,6 +124,7 @@ class WorkerRecord:
         self.welcome_frames = None
         self.process_version = self.num_steps_ordered = 0
         self.probes, self.measured = None, Measurement()
+        self.num_played = 0
         self.restarts.joined()
 
     # -- sending --
@@ -194,6 +201,9 @@ class WorkerRecord:
             return self._checked_rollout(message, arrays, form, newest_version, expected)
         if isinstance(message, RowsReady):
             return form.check_rows(self.worker, decode_bounded(message.info), arrays)
+        if isinstance(message, EvaluationReady):
+            assert isinstance(expected.message, Evaluate)
+            return checked_episodes(message, arrays, expected.message)
         assert isinstance(message, ValuesReady)
         values = read_plain(message.values)
         if not isinstance(values, list) or len(values) != form.num_envs:
@@ -241,8 +251,17 @@ class WorkerRecord:
             is_refused = isinstance(result, OrderFailed) and result is not message
             failures = [] if is_refused else getattr(message, "failures", [])
             is_after_loss = not is_refused and getattr(message, "is_after_loss", False)
-            self.answers.append(Answered(message.order, result, failures, is_after_loss, self.member, arrival))
+            is_evaluation = issued.order is not None and issued.order.answer is EvaluationReady
+            kept = self.evaluations if is_evaluation else self.answers
+            kept.append(Answered(message.order, result, failures, is_after_loss, self.member, arrival))
         self.restarts.worked()
+
+    def progressed(self, message: EvaluationProgress) -> None:
+        """Episodes of its oldest open order were played. What cannot be does not count."""
+        issued = self.orders.open[0] if self.orders.open else None
+        order = None if issued is None or issued.order is None else issued.order.message
+        if issued is not None and isinstance(order, Evaluate) and issued.number == message.order:
+            self.num_played = max(self.num_played, min(message.num_done, len(order.seeds)))
 
     # -- for people --
 

@@ -212,6 +212,11 @@ class Run:
         self._activity = None if activity is None else weakref.ref(activity)
 
     @property
+    def activity(self) -> Activity | None:
+        """The current activity; None if there is none."""
+        return None if self._activity is None else self._activity()
+
+    @property
     def is_busy(self) -> bool:
         """Whether a stream runs, or another activity was begun and not finished."""
         return self._activity is not None and self._activity() is not None and self.head.has_open_orders
@@ -288,6 +293,10 @@ class Run:
         if len(gone) > num_spare:
             lost = "; ".join(f"{record.problem}{self._log(record.worker)}" for record in gone)
             raise WorkerLost(f"lost, and not replaced any more (max_worker_restarts, or the launcher refuses): {lost}")
+
+    def about(self, workers: Iterable[int]) -> str:
+        """What is known of workers that are late."""
+        return "; ".join(self._about(self._fleet[worker]) for worker in workers)
 
     def _about(self, record: WorkerRecord) -> str:
         return record.about(time.monotonic(), self._monitor.log_place(record.worker))

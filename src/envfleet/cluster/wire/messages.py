@@ -183,6 +183,20 @@ class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
     values: Unread  # as values_wire has it, a list
 
 
+class EvaluationReady(msgspec.Struct, frozen=True, tag="evaluation_ready"):
+    """Answer to Evaluate: returns, lengths, ends and frames of the episodes are in the arrays."""
+
+    order: int
+    infos: Unread  # of the last step of each episode: a list of dictionaries, as values_wire has it
+
+
+class EvaluationProgress(msgspec.Struct, frozen=True, tag="evaluation_progress"):
+    """So far I have played `num_done` episodes of an Evaluate order. No answer: it may be lost."""
+
+    order: int
+    num_done: int
+
+
 class OrderFailed(msgspec.Struct, frozen=True, tag="order_failed"):
     """Answer to an order that could not be carried out; the worker is ready for the next one."""
 
@@ -226,6 +240,8 @@ FromWorker = (
     | RowsReady
     | RolloutReady
     | ValuesReady
+    | EvaluationReady
+    | EvaluationProgress
     | OrderFailed
     | OrderCancelled
     | PullCode
@@ -233,7 +249,7 @@ FromWorker = (
     | Leaving
     | AboutChunks
 )
-Answer = RowsReady | RolloutReady | ValuesReady | OrderFailed | OrderCancelled
+Answer = RowsReady | RolloutReady | ValuesReady | EvaluationReady | OrderFailed | OrderCancelled
 
 
 # -- head -> worker --
@@ -326,9 +342,10 @@ class SetAttr(msgspec.Struct, frozen=True, kw_only=True, tag="set_attr"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Do not carry out orders up to this one; answer each with OrderCancelled."""
+    """Do not carry out orders up to `through`, nor those in `others`; answer each with OrderCancelled."""
 
     through: int
+    others: list[int] = []
 
 
 class Announce(msgspec.Struct, frozen=True, tag="announce"):
@@ -356,6 +373,21 @@ class Weights(msgspec.Struct, frozen=True, tag="weights"):
     bfloat16: list[str]  # arrays that are the upper halves of float32
 
 
+class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
+    """Play whole episodes in envs of their own, with the policy that this order brings: your own copy stays as it is.
+
+    Arrays of its code and weights have the prefixes "code." and "weight.".
+    """
+
+    order: int = 0
+    accepted: int = 0
+    seeds: list[int]  # of the episodes, one each
+    num_recorded: int  # the first of them, whose frames are wanted
+    is_deterministic: bool
+    code: Code
+    weights: Weights
+
+
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """Answer to Heartbeat, and sent to find out whether a silent worker is still connected."""
 
@@ -378,6 +410,7 @@ FromHead = (
     | Call
     | SetAttr
     | ChangeEnvs
+    | Evaluate
     | Cancel
     | Announce
     | Code
@@ -386,7 +419,7 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs
+OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs | Evaluate
 ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Reset: RowsReady,
     Step: RowsReady,
@@ -394,4 +427,5 @@ ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Call: ValuesReady,
     SetAttr: ValuesReady,
     ChangeEnvs: ValuesReady,
+    Evaluate: EvaluationReady,
 }

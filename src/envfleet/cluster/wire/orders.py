@@ -146,6 +146,23 @@ class OrderLog:
             order.is_cancelled = True
         return self.open[-1].number if self.open else None
 
+    def cancel(self, number: int) -> None:
+        """Cancel one order, if it is open."""
+        for order in self.open:
+            if order.number == number:
+                order.is_cancelled = True
+
+    @property
+    def cancelled(self) -> tuple[int, list[int]]:
+        """Cancelled orders that are open: all up to this one (0: none), and others behind it."""
+        numbers = [order.number for order in self.open if order.is_cancelled]
+        through = 0
+        for order in self.open:
+            if not order.is_cancelled:
+                break
+            through = order.number
+        return through, [number for number in numbers if number > through]
+
     def overdue(self, received: int, now_s: float, resend_s: float) -> list[Numbered]:
         """Orders to send again; `received` is the number of the last order that reached the worker."""
         late = [order for order in self.open if order.number > received and order.is_overdue(now_s, resend_s)]

@@ -80,6 +80,7 @@ class Link:
         self._told_to_leave: Leave | None = None  # by the head
         self.news = News()  # as it was announced
         self.cancelled_through = 0
+        self._cancelled: set[int] = set()  # single orders behind that
         self.leave_because: str | None = None  # set by a signal handler or another thread: at once
         self.finish_because: str | None = None  # set by a signal handler: when the present order is done
         host = socket.gethostname()
@@ -122,6 +123,10 @@ class Link:
         """Between two steps: send a heartbeat and receive, if a heartbeat is due; else do nothing."""
         if time.monotonic() >= self._next_beat_s:
             self._receive(waits=False)
+
+    def is_cancelled(self, order: int) -> bool:
+        """Whether the head has cancelled an order."""
+        return order <= self.cancelled_through or order in self._cancelled
 
     def drain(self) -> None:
         """Receive what has come, without waiting."""
@@ -225,6 +230,7 @@ class Link:
             self._weights = (message, arrays)
         elif isinstance(message, Cancel):
             self.cancelled_through = max(self.cancelled_through, message.through)
+            self._cancelled.update(message.others)
         elif isinstance(message, Code):
             self._code = (message, arrays)
         elif isinstance(message, Welcome):

@@ -18,10 +18,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from envfleet.cluster.sync import SyncRule
+from envfleet.cluster.wire.evaluations import CODE, WEIGHT
 from envfleet.cluster.wire.messages import (
     Call,
     ChangeEnvs,
     Collect,
+    Evaluate,
+    EvaluationReady,
     NotReady,
     OrderCancelled,
     OrderFailed,
@@ -35,8 +38,10 @@ from envfleet.cluster.wire.messages import (
     Welcome,
 )
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
+from envfleet.cluster.wire.rollouts import named
 from envfleet.cluster.wire.spaces import describe_space
 from envfleet.cluster.wire.weights import digest, unpacked
+from envfleet.cluster.worker.evaluation_pool import EvaluationHung, EvaluationPool
 from envfleet.cluster.worker.keys import take_keys
 from envfleet.cluster.worker.link import Cancelled, Leave, Link
 from envfleet.cluster.worker.policy_state import PolicyError
@@ -67,6 +72,7 @@ class Worker:
         self._link = link
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
+        self._evaluations = EvaluationPool(*self._pool.env_settings)
         self._held = _HeldPolicy()
         self._first_env_id = welcome.plan.first_env_id
         seed = welcome.plan.seed
@@ -91,11 +97,14 @@ class Worker:
                 line = f"PoolTimeout: {self._pool.give_up(error)}"
                 logger.warning("order %d failed: %s", order.order, line)
                 self._link.answer(OrderFailed(order=order.order, kind="env", error=sendable(line), traceback=""))
+            except EvaluationHung as error:
+                self._link.answer(OrderFailed(order=order.order, kind="env", error=sendable(str(error)), traceback=""))
             except Exception as error:
                 self._fail(order.order, "env" if isinstance(error, EnvFailed) else "order", error)
 
     def close(self) -> None:
-        """Close the pool and its envs."""
+        """Close the pools."""
+        self._evaluations.close()
         self._pool.close()
 
     def _introduction(self) -> tuple[Ready, Arrays]:
@@ -118,12 +127,14 @@ class Worker:
             self._pool.change(order)
             link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
             return
-        if order.order <= link.cancelled_through:
+        if link.is_cancelled(order.order):
             raise Cancelled
         if isinstance(order, Step):
             link.answer(*self._pool.step(order, arrays))
         elif isinstance(order, Collect):
             link.answer(*self._collect(order))
+        elif isinstance(order, Evaluate):
+            link.answer(*self._evaluate(order, arrays))
         elif isinstance(order, Reset):
             if order.seeds[0] is not None:
                 self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
@@ -170,9 +181,17 @@ class Worker:
         )
         return ready, arrays
 
-    def _between_steps(self, order: Collect) -> None:
+    def _evaluate(self, order: Evaluate, arrays: Arrays) -> tuple[EvaluationReady, Arrays]:
+        """With the policy that the order brings: the copy for rollouts stays as it is."""
+        held = _HeldPolicy()
+        held.build(order.code, named(arrays, CODE))
+        held.load(order.weights, named(arrays, WEIGHT))
+        assert held.policy is not None
+        return self._evaluations.play(order, held.policy, lambda: self._between_steps(order), self._link.say)
+
+    def _between_steps(self, order: Collect | Evaluate) -> None:
         self._link.look()
-        if order.order <= self._link.cancelled_through:
+        if self._link.is_cancelled(order.order):
             raise Cancelled
 
     def _policy_for(self, order: Collect) -> Policy:

@@ -22,6 +22,7 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.live_changes import Arguments, Change, LiveChanges
+from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.make import make_pool
@@ -200,6 +201,11 @@ class WorkerPool:
             seed=getattr(error, "seed", None),
             last_action=_plain_action(getattr(error, "last_action", None)),
         )
+
+    @property
+    def env_settings(self) -> tuple[EnvSpec, PoolConfig, Mapping[str, list[Any]]]:
+        """What another pool of such envs needs: spec, settings, and the attributes that are set, now or later."""
+        return self._spec, self._plan.pool, self._attributes
 
     # -- inside --
 
