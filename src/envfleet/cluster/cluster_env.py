@@ -18,7 +18,8 @@ from envfleet.cluster.calling import Calling
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.network import Network
-from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
+from envfleet.cluster.rollout_activity import RolloutActivity
+from envfleet.cluster.rollout_stream import OnStale, RolloutStream, StreamSettings
 from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import Stepping, StepResult
@@ -429,7 +430,16 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._collecting.begin(agent, num_steps)
         return self._collecting.finish(self._timing.timeout_s if timeout_s is None else timeout_s)
 
-    def stream(self, agent: Any, num_steps: int, *, timeout_s: float | None = None) -> RolloutStream:
+    def stream(
+        self,
+        agent: Any,
+        num_steps: int,
+        *,
+        max_lag: int | None = None,
+        on_stale: OnStale = "pace",
+        num_rollouts: int = 1,
+        timeout_s: float | None = None,
+    ) -> RolloutStream:
         """Iterate over rollouts of single workers, as they come, without end; `publish()` sends news meanwhile.
 
         A worker waits for the learner only when it is `network.credit` rollouts ahead of it. One that is lost comes
@@ -439,19 +449,32 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         Args:
             agent: The policy; its present weights are published first.
             num_steps: Number of steps of each env in a rollout.
+            max_lag: `next()` returns no rollout whose policy is more versions behind the newest; None: any. A worker
+                whose policy is more than `max_lag // 2` versions behind pulls first, whatever the rule of `sync` is.
+            on_stale: "pace": workers wait, and a fast one waits for a slow one, so that no rollout gets too old while
+                the learner publishes as often for each batch as before, at first once; what gets too old all the same
+                is dropped. "drop": workers do not wait; rollouts that are too old are dropped. `stats()` counts them.
+            num_rollouts: Number of rollouts that `next()` returns side by side, in the order in which they come. A
+                worker may have several of them: its `env_ids` are there as often.
             timeout_s: Seconds to wait for each rollout; None: `timing.timeout_s`.
 
         Returns:
             The stream. Its `next()` raises EnvFailed, PolicyFailed, WorkerLost and ClusterTimeout as rollout() does.
 
         Raises:
-            UsageError: `agent` is no policy, or `num_steps` no whole number of at least 1.
+            UsageError: `agent` is no policy, or a number is not a whole one, or too small.
         """
         self._require_open()
-        num_steps = whole_number("num_steps", num_steps)
+        settings = StreamSettings(
+            num_steps=num_steps,
+            credit=self._network.credit,
+            timeout_s=self._timing.timeout_s if timeout_s is None else timeout_s,
+            num_rollouts=num_rollouts,
+            max_lag=max_lag,
+            on_stale=on_stale,
+        )
         self.publish(agent)
-        timeout_s = self._timing.timeout_s if timeout_s is None else timeout_s
-        return RolloutStream(self, self._run, self._form, self._learner, num_steps, self._network.credit, timeout_s)
+        return RolloutStream(self, self._run, self._form, self._learner, settings)
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, and tell the workers.

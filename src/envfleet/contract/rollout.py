@@ -46,7 +46,7 @@ class Rollout(Generic[ArrayT]):
     env_ids: ArrayT  # [N] int64: the env of each row, counted over the whole cluster
     workers: ArrayT  # [W] int64
     versions: ArrayT  # [W] int64: the policy version that each worker acted with
-    lags: ArrayT  # [W] int64: how many versions that was behind the newest when the rollout was accepted
+    lags: ArrayT  # [W] int64: how many versions that was behind the newest when the learner took the rollout
 
     @property
     def num_steps(self) -> int:

@@ -22,7 +22,7 @@ from envfleet.cluster.timing import Timing
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -268,6 +268,7 @@ class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
     version: int
     divergence: float | None  # None: not measured
     measured_version: int  # which version of yours that is about
+    max_lag: int | None = None  # pull first if yours is more versions behind; None: only if the rule says so
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -6,7 +6,7 @@ Pure. An observation leaf of a rollout has T + 1 rows: the last is what the envs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,16 @@ class Collected:
 
     worker: int
     version: int
-    lag: int
+    lag: int  # when it was accepted; after taken(): then
     num_steps: int
     arrays: Arrays
     distribution: str | None = None  # the kind of that in the arrays "probe."
     suspects: SuspectRows = NONE_SUSPECT
+
+    def taken(self, newest_version: int) -> Collected:
+        """The same rollout with its lag at the moment at which the learner takes it."""
+        lag = newest_version - self.version
+        return self if lag == self.lag else replace(self, lag=lag)
 
 
 @dataclass(frozen=True, slots=True)
