@@ -61,8 +61,9 @@ class Standstill:
             f"has stopped growing at {self._divergences[-1]:.2g}, below the threshold of {self._threshold:.2g}, and "
             f"the returns do not move (mean {fmean(self._returns):.4g}). Plain PPO locks up like this: it clips around "
             "the policy of the workers, so that the learner stays near it, and the threshold is never reached. Clip "
-            "around the learner's own policy at the start of the update: decoupled PPO, envfleet.losses.ppo_decoupled_loss. "
-            "See docs/troubleshooting.md. If the learner has converged, nothing is wrong"
+            "around the learner's own policy at the start of the update: decoupled PPO, "
+            "envfleet.losses.ppo_decoupled_loss. See docs/troubleshooting.md. If the learner has converged, nothing is "
+            "wrong"
         )
 
     def _is_pinned(self, threshold: float) -> bool:

@@ -118,8 +118,8 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
             f"{worker} pulls because its policy is {lag} versions old, more than max_lag={self.max_lag}; its "
             f"divergence is only {divergence:.2g}, below the threshold of {self.threshold:.2g}. If the learner clips "
             "against the probabilities of the worker's policy, as plain PPO does, it is held near that policy and "
-            "learns nothing new: clip against its own policy at the start of the update (decoupled PPO, see "
-            "examples/ppo.py). If it makes many small updates, raise max_lag"
+            "learns nothing new: clip against its own policy at the start of the update (decoupled PPO: "
+            "envfleet.losses.ppo_decoupled_loss). If it makes many small updates, raise max_lag"
         )
 
 
