@@ -19,6 +19,7 @@ from torch.distributions import Categorical
 import envfleet
 from command_line import require_steps, setting, settings_from_command_line, sync_rule
 from display import ProgressDisplay, TrainingRun, summary_of
+from envfleet import losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,22 +89,20 @@ def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) 
             final_values = torch.zeros(shape)
             final_values[batch.final_steps, batch.final_envs] = agent.get_value(batch.final_obs)
             next_values = agent.get_value(batch.next_obs)
-        targets = envfleet.vtrace(
-            rollout.log_probs,
-            log_probs.detach().numpy(),
-            rollout.rewards,
-            values.detach().numpy(),
-            next_values.numpy(),
-            rollout.terminations,
-            rollout.truncations,
-            final_values.numpy(),
+        value_targets, advantages = losses.vtrace(
+            batch.log_probs,
+            log_probs,
+            batch.rewards,
+            values,
+            next_values,
+            batch.terminations,
+            batch.truncations,
+            final_values,
             gamma=settings.discount,
             lam=settings.trace_lambda,
         )
-        advantages = torch.tensor(targets.advantages, dtype=torch.float32)
         # Scaled, not centred: under another policy's actions the gradient of what was subtracted would not vanish.
         advantages /= advantages.square().mean().sqrt() + 1e-8
-        value_targets = torch.tensor(targets.value_targets, dtype=torch.float32)
         policy_loss = -(advantages * log_probs).mean()
         value_loss = (values - value_targets).square().mean()
         entropy = entropies.mean()

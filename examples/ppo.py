@@ -25,6 +25,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 import envfleet
 from command_line import require_steps, setting, settings_from_command_line, sync_rule
 from display import TrainingRun, Update, UpdateDisplay, in_words, mean_pulls, tensorboard_log
+from envfleet import losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,32 +124,32 @@ def train(
                 final_values = torch.zeros_like(rollout.rewards)
                 final_values[rollout.final_steps, rollout.final_envs] = agent.get_value(rollout.final_obs)
                 next_values = agent.get_value(rollout.next_obs)
-            estimates = envfleet.gae(
-                (rollout.rewards * settings.reward_scale).numpy(),
-                values.view_as(rollout.rewards).numpy(),
-                next_values.numpy(),
-                rollout.terminations.numpy(),
-                rollout.truncations.numpy(),
-                final_values.numpy(),
+            estimates = losses.gae(
+                rollout.rewards * settings.reward_scale,
+                values.view_as(rollout.rewards),
+                next_values,
+                rollout.terminations,
+                rollout.truncations,
+                final_values,
                 gamma=settings.discount,
                 lam=settings.gae_lambda,
             )
-            advantages = torch.from_numpy(estimates.advantages).float().flatten()
-            value_targets = torch.from_numpy(estimates.returns).float().flatten()
+            advantages, value_targets = estimates.advantages.flatten(), estimates.returns.flatten()
             advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
             if settings.plain:
-                clip_log_probs = worker_log_probs
-            else:
-                clip_log_probs = start_log_probs
-                advantages *= (start_log_probs - worker_log_probs).exp().clamp(max=settings.max_weight)
+                start_log_probs = worker_log_probs
 
             for _ in range(settings.num_epochs):
                 for rows in torch.randperm(len(obs)).chunk(settings.num_minibatches):
                     _, log_probs, entropy, values = agent.get_action_and_value(obs[rows], actions[rows])
-                    ratio = (log_probs - clip_log_probs[rows]).exp()
-                    clipped_ratio = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range)
-                    advantage = advantages[rows]
-                    policy_loss = -torch.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+                    policy_loss = losses.ppo_decoupled_loss(
+                        log_probs,
+                        start_log_probs[rows],
+                        worker_log_probs[rows],
+                        advantages[rows],
+                        clip_range=settings.clip_range,
+                        max_weight=settings.max_weight,
+                    )
                     value_loss = (values - value_targets[rows]).square().mean()
                     bonus = settings.entropy_weight * entropy.mean()
                     loss = policy_loss + settings.value_weight * value_loss - bonus
@@ -160,8 +161,8 @@ def train(
 
             run.add_update(settings.target)
             if on_update is not None:
-                losses = {"policy": policy_loss.item(), "value": value_loss.item(), "entropy": entropy.mean().item()}
-                on_update(run.update(losses))
+                numbers = {"policy": policy_loss.item(), "value": value_loss.item(), "entropy": entropy.mean().item()}
+                on_update(run.update(numbers))
         if settings.num_eval_episodes:
             run.evaluation = cluster.evaluate(agent, settings.num_eval_episodes, seed=settings.seed)
     return run

@@ -89,10 +89,12 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     """Import what is not needed by everybody."""
-    if name not in _LATER:
-        raise AttributeError(f"module 'envfleet' has no attribute {name!r}")
     import importlib
 
+    if name == "losses":
+        return importlib.import_module("envfleet.losses")
+    if name not in _LATER:
+        raise AttributeError(f"module 'envfleet' has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)
 
 

@@ -25,7 +25,8 @@ from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.info_choice import ALL_INFOS, InfoChoice
 from envfleet.cluster.live_changes import LiveChanging
 from envfleet.cluster.network import Network
-from envfleet.cluster.rollout_activity import RolloutActivity, RolloutStream
+from envfleet.cluster.rollout_activity import RolloutActivity
+from envfleet.cluster.rollout_stream import OnStale, RolloutStream, StreamSettings
 from envfleet.cluster.run.plans import env_pickles, gymnasium_spec_of, pool_plans
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import Stepping, StepResult, rows_of_batch
@@ -454,6 +455,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         *,
         infos: Sequence[str] | None = None,
         action_mask: str | None = None,
+        max_lag: int | None = None,
+        on_stale: OnStale = "pace",
+        num_rollouts: int = 1,
         timeout_s: float | None = None,
     ) -> RolloutStream:
         """Iterate over rollouts of single workers, as they come, without end; `publish()` sends news meanwhile.
@@ -467,22 +471,33 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             num_steps: Number of steps of each env in a rollout.
             infos: As for rollout().
             action_mask: As for rollout().
+            max_lag: `next()` returns no rollout whose policy is more versions behind the newest; None: any. A worker
+                whose policy is more than `max_lag // 2` versions behind pulls first, whatever the rule of `sync` is.
+            on_stale: "pace": workers wait, and a fast one waits for a slow one, so that no rollout gets too old while
+                the learner publishes as often for each batch as before, at first once; what gets too old all the same
+                is dropped. "drop": workers do not wait; rollouts that are too old are dropped. `stats()` counts them.
+            num_rollouts: Number of rollouts that `next()` returns side by side, in the order in which they come. A
+                worker may have several of them: its `env_ids` are there as often.
             timeout_s: Seconds to wait for each rollout; None: `timing.timeout_s`.
 
         Returns:
             The stream. Its `next()` raises EnvFailed, PolicyFailed, WorkerLost and ClusterTimeout as rollout() does.
 
         Raises:
-            UsageError: `agent` is no policy, or `num_steps` no whole number of at least 1.
+            UsageError: `agent` is no policy, or a number is not a whole one, or too small.
         """
         self._require_open()
-        num_steps = whole_number("num_steps", num_steps)
-        choice = InfoChoice.of(infos, action_mask)
-        self.publish(agent)
-        timeout_s = self._timing.timeout_s if timeout_s is None else timeout_s
-        return RolloutStream(
-            self, self._run, self._form, self._learner, num_steps, self._network.credit, timeout_s, choice
+        settings = StreamSettings(
+            num_steps=num_steps,
+            infos=InfoChoice.of(infos, action_mask),
+            credit=self._network.credit,
+            timeout_s=self._timing.timeout_s if timeout_s is None else timeout_s,
+            num_rollouts=num_rollouts,
+            max_lag=max_lag,
+            on_stale=on_stale,
         )
+        self.publish(agent)
+        return RolloutStream(self, self._run, self._form, self._learner, settings)
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, and tell the workers.

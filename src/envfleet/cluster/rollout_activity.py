@@ -1,8 +1,8 @@
-"""RolloutActivity and RolloutStream: rollouts with the policy on the workers, of all workers or as they come."""
+"""RolloutActivity: one rollout of all workers, with the policy on the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envfleet.cluster.head.answers import PendingAnswers
@@ -17,9 +17,7 @@ from envfleet.contract.infos import InfoTable
 from envfleet.contract.rollout import Rollout
 
 SAME_CALL_GOES_ON = "Nothing is lost: the same call goes on waiting for this rollout"
-NEXT_GOES_ON = "Nothing is lost: next() of this stream goes on waiting"
 BEGINS_ANEW = "This rollout is dropped, of all workers: the same call begins a new one"
-ONE_IS_DROPPED = "This worker's rollout is dropped: next() of this stream gives the next one"
 
 
 class RolloutActivity:
@@ -74,7 +72,8 @@ class RolloutActivity:
                 held.take()
         answers = self._held.take()
         self._run.begin(None)
-        parts = [each.result for each in answers if isinstance(each.result, Collected)]
+        newest = self._head.versions.version
+        parts = [each.result.taken(newest) for each in answers if isinstance(each.result, Collected)]
         rollout = self._form.join_rollouts(parts)
         self._learner.keep_probes(parts, rollout)
         return rollout
@@ -98,96 +97,6 @@ class RolloutActivity:
         info |= {"actions": _first(rollout.actions), "log_probs": _first(rollout.log_probs)}
         info |= {name: _first(values) for name, values in rollout.extras.items()}
         return rollout.next_obs, rollout.rewards[0], rollout.terminations[0], rollout.truncations[0], info
-
-
-class RolloutStream(Iterator[Rollout]):
-    """Rollouts of single workers in the order in which they come, until it is closed or collected. See Activity.
-
-    An error does not end it: `next()` goes on.
-    """
-
-    def __init__(
-        self,
-        owner: object,
-        run: Run,
-        form: RolloutForm,
-        learner: Learner,
-        num_steps: int,
-        credit: int,
-        timeout_s: float,
-        infos: InfoChoice,
-    ) -> None:
-        """Issue the first orders.
-
-        Args:
-            owner: Closes the run when it is collected: kept alive by the stream.
-            run: The run.
-            form: Shapes of rollouts.
-            learner: The agent was published with it.
-            num_steps: Steps of each rollout.
-            credit: Rollouts that a worker may collect before the learner takes the first of them.
-            timeout_s: The longest wait of `next()`.
-            infos: What of the envs' infos rollouts carry.
-        """
-        self._owner = owner
-        self._run = run
-        self._head = run.head
-        self._form = form
-        self._learner = learner
-        self._num_steps = num_steps
-        self._credit = credit
-        self._timeout_s = timeout_s
-        self._infos = infos
-        self._held: PendingAnswers | None = None
-        run.begin(self)
-        learner.measure()
-        self._begin_with(range(run.num_workers))
-
-    def _begin_with(self, workers: Iterable[int]) -> None:
-        for _ in range(self._credit):
-            _issue(self._head, workers, self._num_steps, self._infos)
-
-    def __iter__(self) -> RolloutStream:
-        """Return the stream."""
-        return self
-
-    def __next__(self) -> Rollout:
-        """Wait for the next rollout of any worker."""
-        while self._run.is_doing(self):
-            if self._held is None:
-                self._run.wait_for_any(self._timeout_s, NEXT_GOES_ON)
-                worker = self._run.first_ready(range(self._run.num_workers))[0]
-                self._held = self._run.take([worker], ONE_IS_DROPPED)
-                _issue(self._head, [worker], self._num_steps, self._infos)
-            held = self._held
-            if held.is_incomplete:
-                self._held = None
-            answer = held.take()[0]
-            self._held = None
-            assert isinstance(answer.result, Collected)
-            rollout = self._form.join_rollouts([answer.result])
-            self._learner.keep_probes([answer.result], rollout)
-            return rollout
-        raise StopIteration
-
-    def drop(self) -> None:
-        """See Activity."""
-        self._held = None
-
-    def resized(self, num_workers_before: int) -> None:
-        """See Activity. New workers collect as soon as they have joined."""
-        if self._held is not None and self._held.workers[0] >= self._run.num_workers:
-            self._held = None
-        self._begin_with(range(num_workers_before, self._run.num_workers))
-
-    def close(self) -> None:
-        """End the stream; rollouts that were not taken are dropped."""
-        if self._run.is_doing(self):
-            self._run.begin(None)
-
-    def __del__(self) -> None:
-        """End the stream when it is collected: the loop was left."""
-        self.close()
 
 
 def _first(tree: Any) -> Any:

@@ -57,8 +57,16 @@ class News(msgspec.Struct, frozen=True):
         """What the worker knows once it begins an order; an announcement of the same version counts more."""
         return self if said.version <= self.version else _news(said)
 
-    def should_pull(self, rule: SyncRule, held_version: int) -> bool:
-        """Whether a worker that acts with `held_version` pulls under this rule."""
+    def should_pull(self, rule: SyncRule, held_version: int, max_lag: int | None = None) -> bool:
+        """Whether a worker that acts with `held_version` pulls under this rule, or because it lags more than `max_lag`.
+
+        Args:
+            rule: The rule of the cluster.
+            held_version: The version of the worker's policy.
+            max_lag: The largest lag that the order allows; None: any.
+        """
+        if max_lag is not None and self.version - held_version > max_lag:
+            return True
         # A divergence measured before the last pull was that of an older policy: the one held now is nearer.
         divergence = self.divergence if self.measured_version in (-1, held_version) else 0.0
         return rule.should_pull(self.version - held_version, divergence)
@@ -110,8 +118,8 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
             f"{worker} pulls because its policy is {lag} versions old, more than max_lag={self.max_lag}; its "
             f"divergence is only {divergence:.2g}, below the threshold of {self.threshold:.2g}. If the learner clips "
             "against the probabilities of the worker's policy, as plain PPO does, it is held near that policy and "
-            "learns nothing new: clip against its own policy at the start of the update (decoupled PPO, see "
-            "examples/ppo.py). If it makes many small updates, raise max_lag"
+            "learns nothing new: clip against its own policy at the start of the update (decoupled PPO: "
+            "envfleet.losses.ppo_decoupled_loss). If it makes many small updates, raise max_lag"
         )
 
 

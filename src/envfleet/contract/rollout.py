@@ -46,7 +46,7 @@ class Rollout(Generic[ArrayT]):
     env_ids: ArrayT  # [N] int64: the env of each row, counted over the whole cluster
     workers: ArrayT  # [W] int64
     versions: ArrayT  # [W] int64: the policy version that each worker acted with
-    lags: ArrayT  # [W] int64: how many versions that was behind the newest when the rollout was accepted
+    lags: ArrayT  # [W] int64: how many versions that was behind the newest when the learner took the rollout
     episode_seconds: ArrayT | None = None  # [F] float64: from the reset of the episode's env to its last step
     # What the envs said in step t, with the observation that follows it; where an episode ended in step t, that is the
     # info of the reset, and `final_infos` has that of the last step. A key whose values are numbers is an array, and

@@ -17,7 +17,7 @@ class WorkerStats:
     num_steps: int  # env steps that the head accepted
     steps_per_s: float  # over its last ten answers, counting only the time in which it collected or stepped
     version: int  # of the policy in its last rollout
-    lag: int
+    lag: int  # of that rollout when it was accepted
     divergence: float | None  # the last one that was measured; None: not measured
     num_rollouts: int
     num_pulls: int
@@ -30,6 +30,8 @@ class WorkerStats:
     resent_bytes: int = 0  # sent more than once in either direction, because a connection was lost
     num_nan_rows: int = 0  # env steps and resets with NaN in the observation or the reward
     num_out_of_bounds_rows: int = 0  # env steps and resets whose observation is outside the observation space
+    num_dropped_rollouts: int = 0  # of those accepted: older than `max_lag` of stream() when their turn came
+    num_dropped_steps: int = 0  # env steps in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class RunStats:
         divergence = f", divergence {max(divergences):.2g}" if divergences else ""
         num_nan_rows = sum(each.num_nan_rows for each in self.workers)
         nan_rows = f", {num_nan_rows:,} rows with NaN" if num_nan_rows else ""
+        num_dropped = sum(each.num_dropped_rollouts for each in self.workers)
+        dropped_steps = sum(each.num_dropped_steps for each in self.workers)
+        dropped = f", {num_dropped:,} rollouts ({dropped_steps:,} steps) dropped as too old" if num_dropped else ""
         resent = sum(each.resent_bytes for each in self.workers)
         again = f", {_bytes(resent)} sent again" if resent else ""
         return (
@@ -70,7 +75,7 @@ class RunStats:
             f"{self.num_steps:,} steps, version {self.version}, lag {lag}{divergence}, "
             f"{sum(each.num_pulls for each in self.workers)} pulls, {_bytes(weights)} of weights, "
             f"{_bytes(rollouts)} of rollouts{again}, "
-            f"{sum(each.num_restarts for each in self.workers)} restarts{nan_rows}"
+            f"{sum(each.num_restarts for each in self.workers)} restarts{nan_rows}{dropped}"
         )
 
     def __str__(self) -> str:

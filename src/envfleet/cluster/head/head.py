@@ -126,8 +126,15 @@ class Head:
             for record, issued in prepared:
                 record.issue(issued, now_s)
 
-    def collect(self, worker: int, num_steps: int, infos: InfoChoice) -> Order:
-        """An order for a rollout, which also tells the worker of the newest version."""
+    def collect(self, worker: int, num_steps: int, infos: InfoChoice, max_lag: int | None = None) -> Order:
+        """An order for a rollout, which also tells the worker of the newest version.
+
+        Args:
+            worker: The worker.
+            num_steps: Steps of each env.
+            infos: What the rollout carries of the envs' infos.
+            max_lag: The worker pulls first if its policy is more versions behind; None: only if the rule says so.
+        """
         measured = self.fleet[worker].measured
         return Order(
             Collect(
@@ -137,8 +144,17 @@ class Head:
                 divergence=measured.divergence,
                 measured_version=measured.version,
                 infos=infos,
+                max_lag=max_lag,
             )
         )
+
+    def rollouts_out(self) -> dict[int, list[int]]:
+        """Of each worker that is ready or has answered: see WorkerRecord.rollouts_out(). Does not receive."""
+        with self._socket.still():
+            newest = self.versions.version
+            return {
+                record.worker: record.rollouts_out(newest) for record in self.fleet if record.is_ready or record.answers
+            }
 
     def announce(self) -> None:
         """Tell all workers of the newest version."""
@@ -377,6 +393,8 @@ class Head:
                 record.resent_bytes += record.send_order(order, now_s)
 
     def _ready(self, record: WorkerRecord, message: Ready, arrays: Arrays) -> None:
+        if not record.is_ready:  # it has no policy yet: it will pull this version or a newer one
+            record.process_version = self.versions.version
         self.fleet.ready(record, message, arrays, _now_s())
 
     def _not_ready(self, record: WorkerRecord, message: NotReady, arrays: Arrays) -> None:

@@ -18,6 +18,7 @@ from envfleet.cluster.head.divergence import (
 )
 from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.worker_record import WorkerRecord
+from envfleet.cluster.standstill import Standstill
 from envfleet.cluster.sync import Measurement, SyncRule
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm
 from envfleet.contract.errors import UsageError, WorkerFailed
@@ -47,6 +48,7 @@ class Learner:
         self._shown_form: ShownForm | None = None  # of that policy, learned when it is needed
         self._has_probabilities = False  # a worker has shown some of that policy
         self._num_short_lived = 0  # agents of which there was one version only, one after the other
+        self._standstill = Standstill(sync)
         self._has_warned = False
 
     def publish(self, agent: Any) -> int:
@@ -93,6 +95,7 @@ class Learner:
             record.measured = Measurement(divergence, probes.version, newest)
             self._warn_if_late(record, newest)
         self._head.count_measurement(time.perf_counter() - started_s)
+        self._warn(self._standstill.measured(found, sum(record.num_pulls for record in self._fleet)))
 
     def _measured(self, due: list[tuple[WorkerRecord, Probes]]) -> list[float]:
         try:
@@ -117,6 +120,7 @@ class Learner:
         num_probes, num_envs = self._sync.num_probes, self._form.num_envs
         if not num_probes:
             return
+        self._standstill.ended(rollout.episode_returns.tolist())
         obs, actions = self._form.obs.flatten(rollout.obs), self._form.actions.flatten(rollout.actions)
         own_parts = [part for part in parts if part.version >= self._first_version]  # others are of another policy
         self._has_probabilities |= any(map(has_probabilities, own_parts))
@@ -156,10 +160,11 @@ class Learner:
         return self._policy
 
     def _warn_if_late(self, record: WorkerRecord, newest: int) -> None:
-        if self._has_warned:
-            return
         measured = record.measured
-        warning = self._sync.warning(str(record), newest - measured.version, measured.divergence)
-        if warning is not None:
+        self._warn(self._sync.warning(str(record), newest - measured.version, measured.divergence))
+
+    def _warn(self, warning: str | None) -> None:
+        """Once in a run: both warnings are of the same trap."""
+        if warning is not None and not self._has_warned:
             self._has_warned = True
             logger.warning("%s", warning)

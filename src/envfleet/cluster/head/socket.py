@@ -100,6 +100,12 @@ class HeadSocket:
             self._turn()
 
     @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Hold the lock in the caller's thread, for a look only: nothing is received, so that a wait misses nothing."""
+        with self._lock:
+            yield
+
+    @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Hold the lock in another thread, and wake the caller if it waits: a message may have come."""
         self._others.append(None)

@@ -21,6 +21,7 @@ from envfleet.cluster.wire.codec import BadMessage, encode
 from envfleet.cluster.wire.evaluations import checked_episodes
 from envfleet.cluster.wire.messages import (
     Alive,
+    Collect,
     EnvFailure,
     Evaluate,
     EvaluationProgress,
@@ -69,13 +70,15 @@ class WorkerRecord:
     num_played: int = 0  # episodes of the Evaluate order that it carries out, as its last process says
     transfers: Transfers = field(default_factory=lambda: Transfers(0.0, None))  # with its last process
     welcome_frames: Frames | None = None  # for its last process
-    process_version: int = 0  # of the policy in the last rollout of the last process
+    process_version: int = 0  # the last process acts with this version or a newer one
     num_steps_ordered: int = 0  # of each env, in rollouts that the last process has answered
     probes: Probes | None = None  # of the last rollouts that the learner took
     measured: Measurement = field(default_factory=Measurement)  # on those probes, or on earlier ones
     # Counters for stats()
     num_steps: int = 0
     num_rollouts: int = 0
+    num_dropped_rollouts: int = 0
+    num_dropped_steps: int = 0
     num_pulls: int = 0
     version: int = 0
     lag: int = 0
@@ -263,6 +266,31 @@ class WorkerRecord:
         if issued is not None and isinstance(order, Evaluate) and issued.number == message.order:
             self.num_played = max(self.num_played, min(message.num_done, len(order.seeds)))
 
+    def drop(self, part: Collected) -> None:
+        """Count a rollout that is too old for the learner."""
+        self.num_dropped_rollouts += 1
+        self.num_dropped_steps += part.arrays["rewards"].size
+
+    def rollouts_out(self, newest_version: int) -> list[int]:
+        """The lag of each rollout that was ordered and not taken, oldest first; of those to come the largest possible.
+
+        A process that is not ready will begin its orders anew, with the newest policy: they do not count.
+        """
+        versions = [
+            each.result.version if isinstance(each.result, Collected) else newest_version
+            for each in self.answers
+            if isinstance(each.result, Collected | OrderFailed)
+        ]
+        if self.is_ready:
+            least = self.process_version
+            for issued in self.orders.open:
+                message = None if issued.order is None else issued.order.message
+                if isinstance(message, Collect) and not issued.is_cancelled:
+                    # It knows the version in the order, and pulls first if it lags more than the order allows.
+                    least = max(least, 0 if message.max_lag is None else message.version - message.max_lag)
+                    versions.append(least)
+        return [newest_version - version for version in versions]
+
     # -- for people --
 
     def about(self, now_s: float, log_place: str) -> str:
@@ -287,6 +315,8 @@ class WorkerRecord:
             lag=self.lag,
             divergence=self.measured.divergence,
             num_rollouts=self.num_rollouts,
+            num_dropped_rollouts=self.num_dropped_rollouts,
+            num_dropped_steps=self.num_dropped_steps,
             num_pulls=self.num_pulls,
             code_bytes=self.code_bytes,
             weight_bytes=self.weight_bytes,

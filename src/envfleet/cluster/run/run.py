@@ -267,12 +267,18 @@ class Run:
 
         self._wait(is_done, workers, timeout_s, then)
 
-    def wait_for_any(self, timeout_s: float, then: str) -> None:
-        """Wait until any worker has answered. WorkerLost is raised only if all of them are given up."""
+    def wait_for_any(self, timeout_s: float, then: str, is_enough: Callable[[], bool] | None = None) -> None:
+        """Wait until any worker has answered. WorkerLost is raised only if all of them are given up.
+
+        Args:
+            timeout_s: The longest wait.
+            then: The end of the text of ClusterTimeout.
+            is_enough: What to wait for instead; None: any answer.
+        """
         workers = range(self.num_workers)
 
         def is_done() -> bool:
-            if any(record.answers for record in self._fleet):
+            if any(record.answers for record in self._fleet) if is_enough is None else is_enough():
                 return True
             self._raise_if_given_up(workers, self.num_workers - 1)
             return False

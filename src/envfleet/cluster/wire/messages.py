@@ -319,6 +319,7 @@ class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
     divergence: float | None  # None: not measured
     measured_version: int  # which version of yours that is about
     infos: InfoChoice = InfoChoice()  # of the infos, what the rollout shall carry
+    max_lag: int | None = None  # pull first if yours is more versions behind; None: only if the rule says so
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

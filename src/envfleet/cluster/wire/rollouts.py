@@ -37,13 +37,18 @@ class Collected:
 
     worker: int
     version: int
-    lag: int
+    lag: int  # when it was accepted; after taken(): then
     num_steps: int
     arrays: Arrays
     distribution: str | None = None  # the kind of that in the arrays "probe."
     suspects: SuspectRows = NONE_SUSPECT
     infos: FlatInfos = field(default_factory=dict)  # [T, N, ...]
     final_infos: FlatInfos = field(default_factory=dict)  # [F, ...]
+
+    def taken(self, newest_version: int) -> Collected:
+        """The same rollout with its lag at the moment at which the learner takes it."""
+        lag = newest_version - self.version
+        return self if lag == self.lag else replace(self, lag=lag)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class Worker:
         link, held = self._link, self._held
         link.drain()
         news = link.news.after_order(order)
-        is_due = news.should_pull(self._sync, held.version)
+        is_due = news.should_pull(self._sync, held.version, order.max_lag)
         if held.policy is None or held.code_id < order.code_id:
             held.build(*link.pull_code(held.code_id, order.order))
         # It has none yet if it was just built, or if the order for which it was built has been cancelled.
