@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from envfleet.cluster.head.answers import PendingAnswers
@@ -17,6 +18,7 @@ from envfleet.contract.rollout import Rollout
 SAME_CALL_GOES_ON = "Nothing is lost: the same call goes on waiting for this rollout"
 NEXT_GOES_ON = "Nothing is lost: next() of this stream goes on waiting"
 BEGINS_ANEW = "This rollout is dropped, of all workers: the same call begins a new one"
+_stream_numbers = count(1)
 ONE_IS_DROPPED = "This worker's rollout is dropped: next() of this stream gives the next one"
 
 
@@ -122,13 +124,14 @@ class RolloutStream(Iterator[Rollout]):
         self._credit = credit
         self._timeout_s = timeout_s
         self._held: PendingAnswers | None = None
+        self._number = next(_stream_numbers)
         run.begin(self)
         learner.measure()
         self._begin_with(range(run.num_workers))
 
     def _begin_with(self, workers: Iterable[int]) -> None:
         for _ in range(self._credit):
-            _issue(self._head, workers, self._num_steps)
+            _issue(self._head, workers, self._num_steps, self._number)
 
     def __iter__(self) -> RolloutStream:
         """Return the stream."""
@@ -141,7 +144,7 @@ class RolloutStream(Iterator[Rollout]):
                 self._run.wait_for_any(self._timeout_s, NEXT_GOES_ON)
                 worker = self._run.first_ready(range(self._run.num_workers))[0]
                 self._held = self._run.take([worker], ONE_IS_DROPPED)
-                _issue(self._head, [worker], self._num_steps)
+                _issue(self._head, [worker], self._num_steps, self._number)
             held = self._held
             if held.is_incomplete:
                 self._held = None
@@ -182,5 +185,5 @@ def _first(tree: Any) -> Any:
     return None if tree is None else tree[0]
 
 
-def _issue(head: Head, workers: Iterable[int], num_steps: int) -> None:
-    head.issue({worker: head.collect(worker, num_steps) for worker in workers})
+def _issue(head: Head, workers: Iterable[int], num_steps: int, stream: int = 0) -> None:
+    head.issue({worker: head.collect(worker, num_steps, stream) for worker in workers})

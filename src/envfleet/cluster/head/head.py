@@ -105,8 +105,8 @@ class Head:
             for worker, issued in prepared.items():
                 self.fleet[worker].issue(issued, now_s)
 
-    def collect(self, worker: int, num_steps: int) -> Order:
-        """An order for a rollout, which also tells the worker of the newest version."""
+    def collect(self, worker: int, num_steps: int, stream: int = 0) -> Order:
+        """An order for a rollout, or one of a stream; it also tells the worker of the newest version."""
         measured = self.fleet[worker].measured
         return Order(
             Collect(
@@ -115,6 +115,7 @@ class Head:
                 version=self.versions.version,
                 divergence=measured.divergence,
                 measured_version=measured.version,
+                stream=stream,
             )
         )
 

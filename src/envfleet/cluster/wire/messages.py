@@ -22,7 +22,7 @@ from envfleet.cluster.timing import Timing
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -149,10 +149,13 @@ class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
 
 
 class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
-    """Answer to Collect: the rollout is in the arrays, with what the policy shows of itself on the probed rows."""
+    """Answer to Collect: the rollout is in the arrays, with what the policy shows of itself on the probed rows.
+
+    The arrays of the envs that were ready first say which they are (`env_ids`), and the version of each (`versions`).
+    """
 
     order: int
-    version: int
+    version: int  # of the newest rows
     seconds: float  # from the order's start to its end
     distribution: str | None = None  # its kind, if the policy shows it
     failures: list[EnvFailure] = []
@@ -268,6 +271,7 @@ class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
     version: int
     divergence: float | None  # None: not measured
     measured_version: int  # which version of yours that is about
+    stream: int = 0  # counts streams; a pool with a batch size sends the envs ready first. 0: a rollout of all envs
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -51,6 +51,11 @@ class Order:
         """The number of steps of the rollout that is wanted; 0 for all other orders."""
         return self.message.num_steps if isinstance(self.message, Collect) else 0
 
+    @property
+    def is_of_stream(self) -> bool:
+        """Whether a rollout for a stream is wanted."""
+        return isinstance(self.message, Collect) and self.message.stream > 0
+
     def encoded(self, number: int, accepted: int) -> Frames:
         """The frames to send. Raises what `encode` raises."""
         return encode(msgspec.structs.replace(self.message, order=number, accepted=accepted), self.arrays)

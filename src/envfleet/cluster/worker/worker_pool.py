@@ -16,10 +16,12 @@ from envfleet.cluster.wire.messages import EnvFailure, PoolPlan, Reset, RowsRead
 from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
 from envfleet.cluster.wire.rollouts import FIXED
 from envfleet.cluster.worker.collector import Collector
+from envfleet.cluster.worker.first_ready import FirstReadyCollector
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.infos import Infos, InfoTable
+from envfleet.contract.pool_config import Line
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.make import make_pool
@@ -60,7 +62,7 @@ class WorkerPool:
         self._seed: int | None = None  # for the first reset that brings none
         self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
         self._num_hung = 0  # pools that were given up since an episode was finished
-        self._collector: Collector | None = None
+        self._collector: Collector | FirstReadyCollector | None = None
         self._episodes = Episodes.NONE
         self._build()
 
@@ -70,7 +72,7 @@ class WorkerPool:
 
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
         """A row for each env."""
-        self.require_open(Autoreset(order.autoreset))
+        self.require_idle(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
         # The head resets all envs first: some of them only, in a new pool, means that another process has been lost.
@@ -106,7 +108,7 @@ class WorkerPool:
 
     def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
         """A row for each env. Those of a pool that hangs are truncated, and another one takes its place."""
-        self.require_open(Autoreset(order.autoreset))
+        self.require_idle(Autoreset(order.autoreset))
         if self._episodes is Episodes.NONE:
             return self._rows_after_loss(order.order)
         failures: list[Exception] = []
@@ -115,7 +117,7 @@ class WorkerPool:
         self._episodes, self._collector = Episodes.RUNNING, None
         actions = self._actions.unflatten([arrays[f"action.{index}"] for index in range(len(self._actions.leaves))])
         try:
-            result = _received(lambda: self.envs.step(actions), self.envs, failures)
+            result = _received(lambda: self.envs.step_all(actions), self.envs, failures)
         except PoolTimeout as error:
             logger.warning("%s", self.give_up(error))
             self.require_open()
@@ -126,7 +128,7 @@ class WorkerPool:
         fixed = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
         return self._rows(order.order, obs, fixed, info, failures)
 
-    def collector(self, failures: list[Exception]) -> Collector:
+    def collector(self, failures: list[Exception]) -> Collector | FirstReadyCollector:
         """Ready for a rollout. Envs that were reset and not stepped since begin where they are.
 
         An env whose reset fails is told of in `failures`.
@@ -140,12 +142,20 @@ class WorkerPool:
                 obs = _received(lambda: self.envs.reset(**self._reset_arguments), self.envs, failures)[0]
             else:
                 obs = _received(self._first_reset, self.envs, failures)[0]
-            self._collector = Collector(self.envs, obs)
+            self._collector = self._new_collector(obs)
         elif self._collector is None:
             obs = self._last_obs if was_fresh else _received(self._first_reset, self.envs, failures)[0]
-            self._collector = Collector(self.envs, obs)
+            self._collector = self._new_collector(obs)
         self._episodes, self._hung = Episodes.RUNNING, None
         return self._collector
+
+    def _new_collector(self, obs: Any) -> Collector | FirstReadyCollector:
+        is_first_ready = self._plan.pool.line is Line.FIRST_READY
+        return FirstReadyCollector(self.envs, obs) if is_first_ready else Collector(self.envs, obs)
+
+    def versions_in_use(self, stream: int) -> set[int]:
+        """The versions of rows that the next order of this stream goes on with."""
+        return self._collector.versions_in_use(stream) if isinstance(self._collector, FirstReadyCollector) else set()
 
     def drop_collector(self) -> None:
         """The next rollout resets all envs."""
@@ -155,6 +165,19 @@ class WorkerPool:
         """Build another pool if the last one was given up; use the autoreset mode of the order."""
         if self.envs.closed or autoreset not in (None, self._autoreset):
             self._switch_to(autoreset or self._autoreset)
+
+    def require_idle(self, autoreset: Autoreset | None = None) -> None:
+        """As require_open(), and wait for envs that a stream has left at work."""
+        if isinstance(self._collector, FirstReadyCollector) and not self.envs.closed:
+            failures: list[Exception] = []
+            try:
+                self._collector.land(failures)
+            except StepOnEndedEpisode as error:
+                self._collector = None
+                failures.append(error)
+            for each in failures:
+                logger.warning("after the end of a stream: %s", each)
+        self.require_open(autoreset)
 
     def give_up(self, error: PoolTimeout) -> str:
         """Close a pool that hangs; the next order has another one built. Returns what happened."""
@@ -167,7 +190,7 @@ class WorkerPool:
 
     def set_attr(self, name: str, values: list[Any]) -> None:
         """Of each env, also if the pool is built anew."""
-        self.require_open()
+        self.require_idle()
         self.envs.set_attr(name, values)
         self._attributes[name] = values
 
