@@ -24,6 +24,7 @@ from benchmarks.rows.uneven_envs import UnevenEnv, act, env_kwargs, weights
 
 NUM_ENVS, NUM_STEPS, BATCH_SIZE, CREDIT = 8, 16, 4, 2
 STEP_S = 0.001  # of a quick env
+SETTLE_S = 0.5
 TARGET = 2.5
 
 
@@ -59,7 +60,9 @@ class Way:
         def run_window(window_s: float) -> Window:
             for _ in range(CREDIT):  # that the worker collected since the last window
                 next(stream)
-            return _counted(lambda: _size(next(stream)), window_s)
+            window = _counted(lambda: _size(next(stream)), window_s)
+            time.sleep(SETTLE_S)  # until the worker has used up its credit
+            return window
 
         return Running(run_window, cluster.close)
 
