@@ -31,6 +31,7 @@ Act = Callable[[Array], Array]  # observations -> actions
 
 WINDOW_S, ROUNDS = 0.6, 7  # so that a whole run takes about five minutes
 ENVPOOL_THREADS = (1, 2)
+TARGET = 1.0  # never behind
 NUM_TORCH_THREADS = 1  # the other cores are for envs; and threads that wait for each other suffer from any other work
 
 
@@ -185,7 +186,7 @@ def _row(family: str, env_id: str, num_envs: int, requires: tuple[str, ...], *, 
         num_envs=num_envs,
         env_fn=_env_fn(env_id),
         subject=_envfleet(env_id, batch_size),
-        peers=tuple(Peer(_envpool(env_id, batch_size, num_threads)) for num_threads in ENVPOOL_THREADS),
+        peers=tuple(Peer(_envpool(env_id, batch_size, num_threads), TARGET) for num_threads in ENVPOOL_THREADS),
         requires=("torch", *requires),
         is_native=True,
     )

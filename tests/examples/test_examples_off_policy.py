@@ -109,6 +109,7 @@ def rollout_of(actions):
         episode_returns=np.array([2.0, 5.0]),
         episode_lengths=np.array([1, 2]),
         env_ids=np.arange(2),
+        parts=np.zeros(2, np.int64),
         workers=np.arange(1),
         versions=np.arange(1),
         lags=np.arange(1),

@@ -85,6 +85,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         launcher: Launcher | None = None,
         sync: SyncRule | None = None,
         batch_size: int | None = None,
+        worker_batch_size: int | None = None,
         backend: BackendName = "auto",
         autoreset_mode: AutoresetMode | Autoreset | str | None = None,
         seed: int | None = None,
@@ -104,6 +105,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             sync: When workers pull new weights: `EveryUpdate()` (also None), `APS()`, `Every(k)` or `Never()`.
             batch_size: Rows of a batch, a multiple of `num_envs_per_worker`: with fewer than all envs `recv()` returns
                 the workers that were ready first. None: all.
+            worker_batch_size: Number of envs on which a worker's policy acts at a time, those that are ready first, in
+                rollout() and stream(); for envs of different speed. Rollouts of stream() then have this number of
+                columns. At most `num_envs_per_worker`; None: all envs of the worker.
             backend: Of each worker's pool; as for `envfleet.make`.
             autoreset_mode: For `step(actions)`; None: next-step, as Gymnasium has it. With a policy on the workers
                 envs always reset in the same step.
@@ -130,6 +134,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._pool = PoolConfig.of(
             settings_of(PoolSettings, pool, "pool"),
             num_envs=whole_number("num_envs_per_worker", num_envs_per_worker),
+            batch_size=_worker_batch_size(worker_batch_size, num_envs_per_worker, backend),
             backend=backend,
             autoreset=Autoreset.SAME_STEP if autoreset_mode is None else autoreset_of(autoreset_mode),
             switches_autoreset=True,
@@ -716,3 +721,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise PoolClosed("this cluster was closed; make another one")
         if os.getpid() != self._owner_pid:
             raise PoolClosed(f"this cluster belongs to process {self._owner_pid}; a fork of it must make its own")
+
+
+def _worker_batch_size(given: int | None, num_envs: int, backend: BackendName) -> int | None:
+    if given is None:
+        return None
+    if whole_number("worker_batch_size", given) > num_envs:
+        raise UsageError(f"worker_batch_size must be between 1 and num_envs_per_worker={num_envs}; got {given}")
+    if backend == "vector" and given < num_envs:
+        raise UsageError(f"a vector env steps all its envs together: leave worker_batch_size={given} out")
+    return given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, get_args
 
 from envfleet.cluster.head.answers import PendingAnswers
@@ -19,6 +20,8 @@ from envfleet.contract.settings import keep_plain_numbers
 
 NEXT_GOES_ON = "Nothing is lost: next() of this stream goes on waiting"
 ONE_IS_DROPPED = "This worker's rollout is dropped: next() of this stream gives the next one"
+
+_stream_numbers = count(1)
 
 OnStale = Literal["pace", "drop"]
 
@@ -70,6 +73,7 @@ class RolloutStream(Iterator[Rollout]):
         self._form = form
         self._learner = learner
         self._settings = settings
+        self._number = next(_stream_numbers)
         self._pace: Pace | None = None
         if settings.max_lag is not None and settings.on_stale == "pace":
             self._pace = Pace(settings.max_lag, settings.num_rollouts)
@@ -163,7 +167,7 @@ class RolloutStream(Iterator[Rollout]):
     def _is_kept(self, part: Collected) -> bool:
         """Whether a rollout is not too old; if it is, it is dropped and counted."""
         max_lag = self._settings.max_lag
-        if max_lag is None or self._newest - part.version <= max_lag:
+        if max_lag is None or self._newest - part.oldest_version <= max_lag:
             return True
         self._head.fleet[part.worker].drop(part)
         return False
@@ -202,7 +206,8 @@ class RolloutStream(Iterator[Rollout]):
         if max_lag is not None and most_lag is not None:
             max_lag = min(max_lag, most_lag)
         head, settings = self._head, self._settings
-        head.issue({worker: head.collect(worker, settings.num_steps, settings.infos, max_lag) for worker in workers})
+        arguments = settings.num_steps, settings.infos, max_lag, self._number
+        head.issue({worker: head.collect(worker, *arguments) for worker in workers})
 
     def _issue_paced(self, pace: Pace) -> None:
         while (found := self._next_paced(pace)) is not None:

@@ -170,6 +170,19 @@ class Never(_LagRule, frozen=True, tag="never"):
 SyncRule = APS | EveryUpdate | Every | Never
 
 
+def probe_places(num_steps: int, versions: Array, num_probes: int) -> tuple[Array, Array]:
+    """The rows of a rollout that are measured: the step and the column of each.
+
+    Args:
+        num_steps: Steps of the rollout.
+        versions: [N], of each column. Only columns of the newest version are measured.
+        num_probes: Rows to choose; all, if there are fewer.
+    """
+    columns = np.flatnonzero(versions == versions.max())
+    steps, positions = np.divmod(probe_rows(num_steps, len(columns), num_probes), len(columns))
+    return steps, columns[positions]
+
+
 @lru_cache(maxsize=64)
 def probe_rows(num_steps: int, num_envs: int, num_probes: int) -> Array:
     """The rows of a rollout that are measured, as indices t * num_envs + n, in ascending order.

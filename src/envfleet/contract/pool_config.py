@@ -30,7 +30,7 @@ class PoolSettings:
         num_workers: Number of child processes, or of threads (the calling one included) for native envs; default None:
             one for each CPU that the process may use.
         pin_workers: Whether to bind each worker to its share of the CPUs, if there are at least as many CPUs; default
-            None: child processes yes, threads no.
+            None: child processes of a pool that waits for all envs yes, all others no.
         on_env_error: "raise" (default): an env that fails, or whose process dies, raises EnvFailed. "restart": its row
             is truncated, `info["env_error"]` says why, and the env is built anew.
         max_env_restarts: With "restart": number of failures of an env, without a finished episode between them, after
@@ -39,7 +39,7 @@ class PoolSettings:
     """
 
     num_workers: int | None = None  # processes, or threads of native envs; None: one for each CPU it may use
-    pin_workers: bool | None = None  # bind each to its share of the CPUs; None: processes yes, threads no
+    pin_workers: bool | None = None  # bind each to its share of the CPUs; None: processes of synchronous pools
     on_env_error: OnEnvError = "raise"  # "restart": the row of an env that fails is truncated, and it is built anew
     max_env_restarts: int = 10  # with "restart": failures of an env without a finished episode before EnvFailed
     timeout_s: float = 60.0  # seconds that a wait for results lasts before PoolTimeout
@@ -100,6 +100,15 @@ class PoolConfig(PoolSettings):
     def rows(self) -> int:
         """Rows of a batch that recv() returns."""
         return self.num_envs if self.batch_size is None else self.batch_size
+
+    @property
+    def pins_processes(self) -> bool:
+        """Whether child processes are bound to CPUs.
+
+        Not where the caller works beside them: a process that is bound to the caller's CPU takes turns with it, while
+        another CPU is idle.
+        """
+        return self.line is Line.FULL if self.pin_workers is None else self.pin_workers
 
     @property
     def line(self) -> Line:

@@ -1,4 +1,4 @@
-"""Rollout: T steps of N envs. Each worker collected its part with exactly one policy version."""
+"""Rollout: T steps of N envs. Each column, the T steps of one env, has exactly one policy version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from envfleet.contract.errors import MissingExtra
 
 @dataclass(frozen=True, slots=True)
 class Rollout(Generic[ArrayT]):
-    """T steps of N envs, time first; rows in the order of env ids. W workers contributed, F episodes ended.
+    """T steps of N envs, time first; rows in the order of env ids. It has W parts; F episodes ended.
+
+    A part is what one worker collected with one policy version, and `parts` has the part of each column: the version of
+    column n is `versions[parts[n]]`. In the rollouts of `rollout()` each worker has one part. So it is in those of
+    `stream()`, unless the cluster was made with `worker_batch_size`: then the columns of a rollout are the envs that
+    were ready first, and may have begun with different versions.
 
     Every row is a real transition, because an env resets in the same step that ends its episode: the policy saw
     `obs[t]`, chose `actions[t]` and received `rewards[t]`. Where an episode ended in step t, its last observation is in
@@ -43,9 +48,10 @@ class Rollout(Generic[ArrayT]):
     episode_returns: ArrayT  # [F] float64
     episode_lengths: ArrayT  # [F] int64
     states: Mapping[str, ArrayT] | None  # each [N, ...]: state of a recurrent policy before step 0; None: not recurrent
-    env_ids: ArrayT  # [N] int64: the env of each row, counted over the whole cluster
-    workers: ArrayT  # [W] int64
-    versions: ArrayT  # [W] int64: the policy version that each worker acted with
+    env_ids: ArrayT  # [N] int64: the env of each column, counted over the whole cluster
+    parts: ArrayT  # [N] int64: the part of each column, from 0 to W - 1
+    workers: ArrayT  # [W] int64: the worker of each part
+    versions: ArrayT  # [W] int64: the policy version that acted in each part
     lags: ArrayT  # [W] int64: how many versions that was behind the newest when the learner took the rollout
     episode_seconds: ArrayT | None = None  # [F] float64: from the reset of the episode's env to its last step
     # What the envs said in step t, with the observation that follows it; where an episode ended in step t, that is the
@@ -72,12 +78,12 @@ class Rollout(Generic[ArrayT]):
 
     @property
     def version(self) -> int:
-        """The oldest policy version of any worker's part."""
+        """The oldest policy version of any part."""
         return int(min(self.versions.tolist()))
 
     @property
     def lag(self) -> int:
-        """The largest lag of any worker's part, in versions."""
+        """The largest lag of any part, in versions."""
         return int(max(self.lags.tolist()))
 
     def to_torch(self, device: Any = "cpu") -> Rollout[Any]:

@@ -41,11 +41,11 @@ class Backend(Protocol):
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """Start resetting `env_ids`. On the full line the other envs repeat their last observation."""
 
-    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
         """Start stepping `env_ids`; None: all."""
 
-    def repeat(self, env_ids: IntArray) -> None:
-        """On the full line: `env_ids` repeat their last observation, so that a batch for the others is complete."""
+    def repeat(self, env_ids: IntArray, line: Line) -> None:
+        """`env_ids` repeat their last observation, so that a batch for the others is complete."""
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """Wait for a batch. Raises PoolTimeout, or EnvFailed once for each failed env, and loses nothing."""

@@ -10,6 +10,8 @@ from envfleet.contract.arrays import IntArray
 from envfleet.contract.errors import EnvBusy, NothingToReceive, UsageError
 from envfleet.contract.pool_config import Line, PoolConfig
 
+_NO_ENVS: IntArray = np.zeros(0, np.int32)
+
 
 class InFlight:
     """What was sent and not received.
@@ -26,6 +28,7 @@ class InFlight:
         self._steps_some = steps_some
         self._flight = core.Flight(config.num_envs)
         self._chosen: list[IntArray] = []  # synchronous pools: what was sent since the last batch, if not all at once
+        self._padding: IntArray = _NO_ENVS  # asynchronous pools: idle envs that only fill the next batch
 
     @property
     def num_envs(self) -> int:
@@ -63,6 +66,20 @@ class InFlight:
         others[self._flight.env_ids] = False
         return np.flatnonzero(others).astype(np.int32)
 
+    def pad(self) -> IntArray:
+        """Idle envs that are to fill the next batch of an asynchronous pool: they are in flight from now on."""
+        num_missing = self._config.rows - self._flight.num_in_flight
+        if self.line is Line.FULL or num_missing <= 0:
+            return _NO_ENVS
+        self._padding = self.other_env_ids()[:num_missing]
+        self._flight.sent(self._padding)
+        return self._padding
+
+    def take_padding(self) -> IntArray:
+        """The envs that only filled the batch that was received."""
+        padding, self._padding = self._padding, _NO_ENVS
+        return padding
+
     def landed(self, env_ids: IntArray) -> bool:
         """The next batch was received, with these envs. Is it one with a row for each env?"""
         if self.line is Line.FULL:
@@ -74,7 +91,7 @@ class InFlight:
     def landed_all(self) -> None:
         """Nothing is in flight any more."""
         self._flight.landed(None)
-        self._chosen = []
+        self._chosen, self._padding = [], _NO_ENVS
         self.line = self._config.line
 
     def checked(self, env_id: ArrayLike, name: str = "env_id") -> IntArray:

@@ -69,7 +69,7 @@ def make(
             one for each CPU this process may use. Envs that mostly wait (for a network, a simulator elsewhere) want
             more processes, up to one for each env; if your first steps show that, a warning in the log says how many.
         pin_workers: Bind each worker to its share of the CPUs, if there are at least as many CPUs. None: child
-            processes yes; threads no, since the calling thread may be anywhere.
+            processes of a synchronous pool yes; all others no, since the calling thread works beside them.
         on_env_error: "raise": an env that fails, or whose process dies, raises EnvFailed. "restart": its row
             is truncated, `info["env_error"]` says why, and the env is built anew.
         max_env_restarts: With "restart": raise once an env has failed more often than this without a finished episode.

@@ -154,6 +154,32 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         has_env_ids = self._config.line is Line.FIRST_READY or self._in_flight.is_of_some
         return self._result(self._config.timeout_s, has_env_ids=has_env_ids)
 
+    def step_all(self, actions: Any) -> StepResult:
+        """Step all envs and return a row for each, in the order of envs, whatever the batch size of the pool.
+
+        Args:
+            actions: A row for each env.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos, as Gymnasium's vector envs return them.
+
+        Raises:
+            EnvBusy: Results are to come: receive them first.
+            InvalidAction, NotReset, EnvFailed, StepOnEndedEpisode, PoolTimeout: As step() raises them. `recv()` returns
+                the batch.
+        """
+        if self._config.line is Line.FULL:
+            return self.step(actions)
+        self._require_open()
+        self._in_flight.require_none("receive them before you step all envs")
+        self._in_flight.line = Line.FULL
+        try:
+            self.send(actions)
+        except BaseException:
+            self._in_flight.line = self._config.line
+            raise
+        return self._result(self._config.timeout_s, has_env_ids=False)
+
     def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
         """Render all envs, or some.
 
@@ -349,7 +375,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         if env_ids is None and in_flight.num_envs:
             raise EnvBusy(f"envs {in_flight.env_ids} have results to come: call recv() first")
         num_rows = self.num_envs if env_ids is None else len(env_ids)
-        self._backend.send(env_ids, self._actions.require_batch(actions, num_rows, "actions"))
+        self._backend.send(env_ids, self._actions.require_batch(actions, num_rows, "actions"), in_flight.line)
         self._mark_sent(env_ids)
         if env_ids is not None:
             in_flight.chose(env_ids)
@@ -377,6 +403,31 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._require_open()
         self._in_flight.require_batch()
         return self._result(self._config.timeout_s if timeout_s is None else timeout_s, has_env_ids=True)
+
+    def recv_ready(self, timeout_s: float | None = None) -> StepResult:
+        """Wait for the envs that are ready first: as many as a batch has rows, or all that are in flight, if fewer are.
+
+        As recv() otherwise; after an error, call this again for the same batch.
+
+        Args:
+            timeout_s: Seconds to wait; None: the pool's own `timeout_s`.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos; `info["env_id"]` says which env each row
+            belongs to.
+
+        Raises:
+            NothingToReceive: No env is in flight.
+            EnvFailed, StepOnEndedEpisode, PoolTimeout: As recv() raises them.
+        """
+        self._require_open()
+        in_flight = self._in_flight
+        if in_flight.num_envs and len(padding := in_flight.pad()):
+            self._backend.repeat(padding, Line.FIRST_READY)
+        result = self.recv(timeout_s)
+        if not len(padding := in_flight.take_padding()):
+            return result
+        return rows_of_result(self._obs, result, np.flatnonzero(~np.isin(result[4]["env_id"], padding)))
 
     # -- live changes --
 
@@ -525,7 +576,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """
         others = self._in_flight.other_env_ids()
         if len(others):
-            self._backend.repeat(others)
+            self._backend.repeat(others, Line.FULL)
             self._in_flight.sent(others)
         return self._in_flight.chosen_env_ids()
 

@@ -88,13 +88,13 @@ class SerialBackend:
             tasks[env_id] = partial(episode.reset, seed, own_options)
         self._tasks.extend(tasks.items())
 
-    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
         """See Backend."""
         read_action = action_reader(self._action_tree, action_leaves)
         for row, env_id in enumerate(range(self._config.num_envs) if env_ids is None else env_ids.tolist()):
             self._tasks.append((env_id, partial(self._episodes[env_id].step, read_action(row))))
 
-    def repeat(self, env_ids: IntArray) -> None:
+    def repeat(self, env_ids: IntArray, line: Line) -> None:
         """See Backend."""
         self._tasks.extend((env_id, self._episodes[env_id].repeat) for env_id in env_ids.tolist())
 

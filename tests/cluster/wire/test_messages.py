@@ -50,7 +50,9 @@ def _example(kind, name=""):
         return kind(**{key: _example(hint, key) for key, hint in _fields(kind)})
     if dataclasses.is_dataclass(kind):
         values = {key: _example(hint, key) for key, hint in get_type_hints(kind).items()}
-        return kind(**(values if kind is not EnvSpec else {**values, "factory": None}))  # it has an id, or a factory
+        if kind is EnvSpec:  # it has an id, or a factory; pixels are those of rgb_array
+            values |= {"factory": None, "render_mode": "rgb_array"}
+        return kind(**values)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return next(iter(kind))
     origin, parameters = get_origin(kind), get_args(kind)

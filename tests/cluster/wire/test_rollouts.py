@@ -517,3 +517,61 @@ def test_what_is_no_stack_must_be_plain(form):
     arrays |= {name: array for name, array in sent.items() if "/" in name}
     with pytest.raises(BadMessage, match=r"'obs\.0' is missing"):
         form.check_rollout(0, 0, 0, T, arrays)
+
+
+# -- columns of the envs that were ready first --
+
+
+@pytest.fixture
+def wide_form():
+    """A worker has 5 envs; its rollouts have N of them."""
+    return RolloutForm(SpaceTree(OBS), SpaceTree(ACTIONS), 5, num_probes=3)
+
+
+def columns(env_ids=(1, 4), versions=(6, 8)):
+    return {"env_ids": np.array(env_ids, np.int64), "versions": np.array(versions, np.int64)}
+
+
+def test_columns_have_their_own_versions(wide_form):
+    arrays = rollout_arrays()
+    arrays["rewards"][1, 1] = np.nan
+    collected = wide_form.check_rollout(2, 8, 1, T, arrays | columns(), num_columns=N)
+    assert collected.suspects.nan_env == 4, "the env, not the column"
+    other = wide_form.check_rollout(0, 7, 2, T, rollout_arrays(1) | columns((0, 3), (7, 7)), num_columns=N)
+    rollout = wide_form.join_rollouts([other, collected])
+    assert rollout.env_ids.tolist() == [0, 3, 11, 14]
+    assert rollout.parts.tolist() == [0, 0, 1, 2]
+    assert rollout.workers.tolist() == [0, 2, 2]
+    assert rollout.versions.tolist() == [7, 6, 8] and rollout.lags.tolist() == [2, 3, 1]
+    assert (rollout.version, rollout.lag) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"env_ids": (4, 1)}, "'env_ids' must have 2 of the worker's 5 envs, in ascending order"),
+        ({"env_ids": (1, 1)}, "'env_ids' must have"),
+        ({"env_ids": (-1, 1)}, "'env_ids' must have"),
+        ({"env_ids": (1, 5)}, "'env_ids' must have"),
+        ({"env_ids": (1, 2, 3)}, "'env_ids' must be int64"),
+        ({"versions": (6, 7)}, "'versions' must have 8 as its newest version"),
+        ({"versions": (6, 9)}, "'versions' must have 8"),
+        ({"versions": (-1, 8)}, "'versions' must have 8"),
+        ({"versions": (8,)}, "'versions' must be int64"),
+    ],
+)
+def test_wrong_columns_are_refused(wide_form, wrong, problem):
+    with pytest.raises(BadMessage, match=problem):
+        wide_form.check_rollout(0, 8, 0, T, rollout_arrays() | columns(**wrong), num_columns=N)
+
+
+def test_only_columns_of_the_newest_version_are_probed(wide_form):
+    """One column of T rows is new: there can be no more probes than that, and no fewer than 3."""
+    arrays = rollout_arrays() | columns()
+    shown = {"probe.mean": np.zeros((3, 2), np.float32), "probe.log_std": np.zeros((3, 2), np.float32)}
+    wide_form.check_rollout(0, 8, 0, T, arrays | shown, "gaussian", num_columns=N)
+    many = RolloutForm(SpaceTree(OBS), SpaceTree(ACTIONS), 5, num_probes=64)
+    shown = {name: np.zeros((T, 2), np.float32) for name in shown}
+    many.check_rollout(0, 8, 0, T, arrays | shown, "gaussian", num_columns=N)
+    with pytest.raises(BadMessage, match=f"must have {2 * T} rows"):
+        many.check_rollout(0, 8, 0, T, arrays | columns(versions=(8, 8)) | shown, "gaussian", num_columns=N)

@@ -72,6 +72,11 @@ def test_children_keep_to_their_share(pin):
             assert first == second == everything
 
 
+def test_children_beside_which_the_caller_works_are_not_bound():
+    with envfleet.make(Pinned, 2, backend="process", num_workers=2, batch_size=1) as pool:
+        assert set(map(frozenset, pool.call("cpus"))) == {frozenset(os.sched_getaffinity(0))}
+
+
 class Pinned(ScriptedEnv):
     def cpus(self):
         return os.sched_getaffinity(0)

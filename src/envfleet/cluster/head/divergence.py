@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.sync import probe_rows
+from envfleet.cluster.sync import probe_places
 from envfleet.cluster.wire.rollouts import Collected, named
 from envfleet.contract import distributions
 from envfleet.contract.arrays import Array
@@ -51,7 +51,7 @@ def probes_of(
     part: Collected, obs: Sequence[Array], actions: Sequence[Array], log_probs: Array | None, num_probes: int
 ) -> Probes:
     """Of one worker's rollout; the arrays are its own part, [T, N, ...] each. Rows are copied."""
-    steps, envs = np.divmod(probe_rows(*part.arrays["rewards"].shape, num_probes), part.arrays["rewards"].shape[1])
+    steps, envs = probe_places(part.num_steps, part.column_versions, num_probes)
     state = {name: rows.copy() for name, rows in named(part.arrays, "probe_state.").items()}
     masks = part.arrays.get("action_mask")
     return Probes(
@@ -100,7 +100,9 @@ def difference(probes: Probes, expected: ShownForm) -> str | None:
 
 
 def added(held: Probes | None, new: Probes, num_probes: int) -> Probes:
-    """The newest rows of one policy: a short rollout alone would be a poor sample."""
+    """The newest rows of the newest policy: a short rollout alone would be a poor sample."""
+    if held is not None and held.version > new.version:  # columns that were begun earlier, and took longer
+        return held
     if held is None or held.version != new.version or _num_rows(new) >= num_probes or _form(held) != _form(new):
         return new
     return _joined([_last(held, num_probes - _num_rows(new)), new])

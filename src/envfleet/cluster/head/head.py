@@ -126,7 +126,9 @@ class Head:
             for record, issued in prepared:
                 record.issue(issued, now_s)
 
-    def collect(self, worker: int, num_steps: int, infos: InfoChoice, max_lag: int | None = None) -> Order:
+    def collect(
+        self, worker: int, num_steps: int, infos: InfoChoice, max_lag: int | None = None, stream: int = 0
+    ) -> Order:
         """An order for a rollout, which also tells the worker of the newest version.
 
         Args:
@@ -134,6 +136,7 @@ class Head:
             num_steps: Steps of each env.
             infos: What the rollout carries of the envs' infos.
             max_lag: The worker pulls first if its policy is more versions behind; None: only if the rule says so.
+            stream: The number of the stream that it is for; 0: for none.
         """
         measured = self.fleet[worker].measured
         return Order(
@@ -145,6 +148,7 @@ class Head:
                 measured_version=measured.version,
                 infos=infos,
                 max_lag=max_lag,
+                stream=stream,
             )
         )
 
@@ -394,7 +398,7 @@ class Head:
 
     def _ready(self, record: WorkerRecord, message: Ready, arrays: Arrays) -> None:
         if not record.is_ready:  # it has no policy yet: it will pull this version or a newer one
-            record.process_version = self.versions.version
+            record.process_versions[:] = self.versions.version
         self.fleet.ready(record, message, arrays, _now_s())
 
     def _not_ready(self, record: WorkerRecord, message: NotReady, arrays: Arrays) -> None:

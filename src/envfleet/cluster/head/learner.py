@@ -117,15 +117,16 @@ class Learner:
         Raises:
             WorkerFailed: A worker's policy has another distribution or state than the learner's.
         """
-        num_probes, num_envs = self._sync.num_probes, self._form.num_envs
+        num_probes, first = self._sync.num_probes, 0
         if not num_probes:
             return
         self._standstill.ended(rollout.episode_returns.tolist())
         obs, actions = self._form.obs.flatten(rollout.obs), self._form.actions.flatten(rollout.actions)
         own_parts = [part for part in parts if part.version >= self._first_version]  # others are of another policy
         self._has_probabilities |= any(map(has_probabilities, own_parts))
-        for position, part in enumerate(parts):
-            own = slice(position * num_envs, (position + 1) * num_envs)
+        for part in parts:
+            own = slice(first, first + part.num_columns)
+            first = own.stop
             record = self._fleet[part.worker]
             new = probes_of(
                 part,

@@ -38,10 +38,11 @@ from envfleet.cluster.wire.orders import Numbered, Order, OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.wire.transfers import Transfers, num_bytes
+from envfleet.contract.arrays import Array
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
+Arrays = Mapping[str, Array]
 Frames = list[Any]
 Deliver = Callable[[bytes, Frames], Delivery]
 
@@ -70,8 +71,10 @@ class WorkerRecord:
     num_played: int = 0  # episodes of the Evaluate order that it carries out, as its last process says
     transfers: Transfers = field(default_factory=lambda: Transfers(0.0, None))  # with its last process
     welcome_frames: Frames | None = None  # for its last process
-    process_version: int = 0  # the last process acts with this version or a newer one
-    num_steps_ordered: int = 0  # of each env, in rollouts that the last process has answered
+    process_versions: Array = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # of each env: its last process acts with this or newer
+    num_steps_ordered: int = 0  # that an env may have made in orders that the last process has answered
     probes: Probes | None = None  # of the last rollouts that the learner took
     measured: Measurement = field(default_factory=Measurement)  # on those probes, or on earlier ones
     # Counters for stats()
@@ -125,7 +128,7 @@ class WorkerRecord:
         self.worker_resent_bytes = 0
         self.member, self.transfers, self.is_ready, self.not_ready = member, transfers, False, None
         self.welcome_frames = None
-        self.process_version = self.num_steps_ordered = 0
+        self.process_versions, self.num_steps_ordered = np.zeros(self.plan.pool.num_envs, np.int64), 0
         self.probes, self.measured = None, Measurement()
         self.num_played = 0
         self.restarts.joined()
@@ -217,40 +220,51 @@ class WorkerRecord:
         self, message: RolloutReady, arrays: Arrays, form: RolloutForm, newest_version: int, expected: Order
     ) -> Collected:
         version = message.version
-        if not self.process_version <= version <= newest_version:
-            between = f"from {self.process_version}, of its last one, to {newest_version}, the newest"
-            raise BadMessage(f"a rollout of version {version}; possible: {between}")
+        if not 0 <= version <= newest_version:
+            raise BadMessage(f"a rollout of version {version}; possible: 0 to {newest_version}, the newest")
         if not isfinite(message.seconds) or message.seconds < 0:
             raise BadMessage(f"a rollout that took {message.seconds} seconds")
         lag, before = newest_version - version, self.num_steps_ordered
         collected = form.check_rollout(
-            self.worker, version, lag, expected.num_steps, arrays, message.distribution, before
+            *(self.worker, version, lag, expected.num_steps, arrays, message.distribution, before),
+            num_columns=self.plan.pool.rows if self._is_of_first_ready(expected) else None,
         )
+        last = self.process_versions[collected.column_env_ids]
+        if (collected.column_versions < last).any():
+            row = int(np.argmax(collected.column_versions < last))
+            between = f"from {last[row]}, of its last one, to {newest_version}, the newest"
+            raise BadMessage(f"a rollout of version {collected.column_versions[row]}; possible: {between}")
         return form.with_infos(collected, message.infos, expected.infos)
+
+    def _is_of_first_ready(self, order: Order) -> bool:
+        """Whether the answer has the envs that were ready first, instead of all."""
+        return order.is_of_stream and self.plan.pool.rows < self.plan.pool.num_envs
 
     def accept(self, message: Any, result: Result, is_wanted: bool, arrival: int, now_s: float) -> None:
         """Close the oldest open order; keep its result if `is_wanted`."""
         assert self.member is not None  # the answer came from it
         issued = self.orders.accept()
         if issued.order is not None:
-            self.num_steps_ordered += issued.order.num_steps
+            # First ready: an env may be one rollout ahead of the rows it has sent, and those can be dropped.
+            num_rollouts = 3 if self._is_of_first_ready(issued.order) else 1
+            self.num_steps_ordered += num_rollouts * issued.order.num_steps
         if isinstance(result, Collected | Rows):
             self.num_nan_rows += result.suspects.num_nan
             self.num_out_of_bounds_rows += result.suspects.num_out_of_bounds
         if isinstance(result, Collected):
-            self.process_version = result.version
-            num_env_steps = result.num_steps * len(result.arrays["rewards"][0])
+            versions = result.column_versions
+            self.process_versions[result.column_env_ids] = versions
+            num_env_steps = result.num_steps * result.num_columns
             self.rates.append((num_env_steps, message.seconds))
             if is_wanted:
                 self.num_rollouts += 1
                 self.num_steps += num_env_steps
-                self.version, self.lag = result.version, result.lag
+                self.version = int(versions.min())
+                self.lag = result.version + result.lag - self.version
         elif isinstance(result, Rows):
             self.num_steps += len(result.arrays["rewards"])
             self.rates.append((len(result.arrays["rewards"]), now_s - issued.sent_s))
-        if (
-            is_wanted and issued.is_for_caller
-        ):  # also an error in place of a result that cannot be used: the caller must hear of it
+        if is_wanted and issued.is_for_caller:  # also an error in place of a result: the caller must hear of it
             is_refused = isinstance(result, OrderFailed) and result is not message
             failures = [] if is_refused else getattr(message, "failures", [])
             is_after_loss = not is_refused and getattr(message, "is_after_loss", False)
@@ -277,12 +291,12 @@ class WorkerRecord:
         A process that is not ready will begin its orders anew, with the newest policy: they do not count.
         """
         versions = [
-            each.result.version if isinstance(each.result, Collected) else newest_version
+            each.result.oldest_version if isinstance(each.result, Collected) else newest_version
             for each in self.answers
             if isinstance(each.result, Collected | OrderFailed)
         ]
         if self.is_ready:
-            least = self.process_version
+            least = int(self.process_versions.min())
             for issued in self.orders.open:
                 message = None if issued.order is None else issued.order.message
                 if isinstance(message, Collect) and not issued.is_cancelled:

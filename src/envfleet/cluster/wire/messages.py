@@ -166,10 +166,13 @@ class RowsReady(msgspec.Struct, frozen=True, tag="rows_ready"):
 
 
 class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
-    """Answer to Collect: the rollout is in the arrays, with what the policy shows of itself on the probed rows."""
+    """Answer to Collect: the rollout is in the arrays, with what the policy shows of itself on the probed rows.
+
+    The arrays of the envs that were ready first say which they are (`env_ids`), and the version of each (`versions`).
+    """
 
     order: int
-    version: int
+    version: int  # of the newest rows
     seconds: float  # from the order's start to its end
     distribution: str | None = None  # its kind, if the policy shows it
     failures: list[EnvFailure] = []
@@ -320,6 +323,7 @@ class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
     measured_version: int  # which version of yours that is about
     infos: InfoChoice = InfoChoice()  # of the infos, what the rollout shall carry
     max_lag: int | None = None  # pull first if yours is more versions behind; None: only if the rule says so
+    stream: int = 0  # counts streams; a pool with a batch size sends the envs ready first. 0: a rollout of all envs
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -63,6 +63,11 @@ class Order:
         """Whether a caller waits for the answer."""
         return not isinstance(self.message, ChangeEnvs)
 
+    @property
+    def is_of_stream(self) -> bool:
+        """Whether a rollout for a stream is wanted."""
+        return isinstance(self.message, Collect) and self.message.stream > 0
+
     def encoded(self, number: int, accepted: int) -> Frames:
         """The frames to send. Raises what `encode` raises."""
         return encode(msgspec.structs.replace(self.message, order=number, accepted=accepted), self.arrays)

@@ -33,17 +33,39 @@ FIXED = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """One worker's rollout, checked."""
+    """One worker's rollout, checked. A column is the rows of one env."""
 
     worker: int
-    version: int
-    lag: int  # when it was accepted; after taken(): then
+    version: int  # of the newest column
+    lag: int  # of that version, when the rollout was accepted; after taken(): then
     num_steps: int
     arrays: Arrays
     distribution: str | None = None  # the kind of that in the arrays "probe."
     suspects: SuspectRows = NONE_SUSPECT
+    env_ids: Array | None = None  # [N] of its columns, counted within the worker; None: all envs
+    versions: Array | None = None  # [N] of its columns; None: `version` of all
     infos: FlatInfos = field(default_factory=dict)  # [T, N, ...]
     final_infos: FlatInfos = field(default_factory=dict)  # [F, ...]
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of the oldest column."""
+        return self.version if self.versions is None else int(self.versions.min())
+
+    @property
+    def num_columns(self) -> int:
+        """N: columns of the rollout."""
+        return int(self.arrays["rewards"].shape[1])
+
+    @property
+    def column_versions(self) -> Array:
+        """[N] int64: the version of each column."""
+        return np.full(self.num_columns, self.version) if self.versions is None else self.versions
+
+    @property
+    def column_env_ids(self) -> Array:
+        """[N] int64: the env of each column, counted within the worker."""
+        return np.arange(self.num_columns) if self.env_ids is None else self.env_ids
 
     def taken(self, newest_version: int) -> Collected:
         """The same rollout with its lag at the moment at which the learner takes it."""
@@ -97,20 +119,20 @@ class RolloutForm:
         arrays: Arrays,
         distribution: str | None = None,
         num_steps_before: int | None = None,
+        num_columns: int | None = None,
     ) -> Collected:
         """A rollout of `num_steps`. Raises BadMessage.
 
-        `num_steps_before` have been ordered of the same process before; None: not known.
+        `num_steps_before` have been ordered of the same process before; None: not known. `num_columns` of the envs that
+        were ready first, each with a version of its own; None: all envs, with one version.
         """
-        shape = (num_steps, self.num_envs)
-        for index, leaf in enumerate(self.obs.leaves):
-            full_shape = (num_steps + 1, self.num_envs, *leaf.shape)
-            if f"obs.{index}" in arrays:
-                _require(arrays, f"obs.{index}", full_shape, leaf.dtype)
-            elif stacks.is_stack(leaf.shape, _dtype(leaf)):
-                stacks.parts(f"obs.{index}", arrays, full_shape, _dtype(leaf))
-            else:
-                raise BadMessage(f"array 'obs.{index}' is missing")
+        env_ids, versions = None, None
+        num_probed = num_rows = self.num_envs
+        if num_columns is not None:
+            env_ids, versions = self._checked_columns(arrays, num_columns, version)
+            num_probed, num_rows = int(np.count_nonzero(versions == version)), num_columns
+        shape = (num_steps, num_rows)
+        self._check_obs((num_steps + 1, num_rows), arrays)
         for index, leaf in enumerate(self.actions.leaves):
             _require(arrays, f"action.{index}", (*shape, *leaf.shape), leaf.dtype)
         self._checks.require_actions([arrays[f"action.{index}"] for index in range(len(self.actions.leaves))])
@@ -127,14 +149,38 @@ class RolloutForm:
         require_ends(arrays, num_steps_before)
         self._check_changes(shape, arrays)
         if "next_values" in arrays:
-            _require(arrays, "next_values", (self.num_envs,), np.dtype(np.float32))
+            _require(arrays, "next_values", (num_rows,), np.dtype(np.float32))
             _require(arrays, "final_values", (num_finals,), np.dtype(np.float32))
-        self._check_policy(arrays, min(self._num_probes, num_steps * self.num_envs), distribution)
-        return Collected(worker, version, lag, num_steps, arrays, distribution, self._suspects(arrays))
+        self._check_policy(arrays, num_rows, min(self._num_probes, num_steps * num_probed), distribution)
+        suspects = self._suspects(arrays)
+        if env_ids is not None:
+            suspects = suspects.of_envs(env_ids)
+        return Collected(worker, version, lag, num_steps, arrays, distribution, suspects, env_ids, versions)
+
+    def _check_obs(self, shape: tuple[int, int], arrays: Arrays) -> None:
+        for index, leaf in enumerate(self.obs.leaves):
+            if f"obs.{index}" in arrays:
+                _require(arrays, f"obs.{index}", (*shape, *leaf.shape), leaf.dtype)
+            elif stacks.is_stack(leaf.shape, _dtype(leaf)):
+                stacks.parts(f"obs.{index}", arrays, (*shape, *leaf.shape), _dtype(leaf))
+            else:
+                raise BadMessage(f"array 'obs.{index}' is missing")
+
+    def _checked_columns(self, arrays: Arrays, num_columns: int, newest: int) -> tuple[Array, Array]:
+        """The env and the version of each column, in the order of envs; `newest` is the version of the newest one."""
+        for name in ("env_ids", "versions"):
+            _require(arrays, name, (num_columns,), np.dtype(np.int64))
+        env_ids, versions = arrays["env_ids"], arrays["versions"]
+        if env_ids[0] < 0 or env_ids[-1] >= self.num_envs or (np.diff(env_ids) <= 0).any():
+            expected = f"{num_columns} of the worker's {self.num_envs} envs, in ascending order"
+            raise BadMessage(f"array 'env_ids' must have {expected}; got {env_ids.tolist()}")
+        if versions.min() < 0 or versions.max() != newest:
+            raise BadMessage(f"array 'versions' must have {newest} as its newest version; got {versions.tolist()}")
+        return env_ids, versions
 
     def with_infos(self, collected: Collected, sent: RolloutInfos, choice: InfoChoice) -> Collected:
         """The same rollout with its infos and action masks. Raises BadMessage if others were asked for."""
-        arrays, shape = collected.arrays, (collected.num_steps, self.num_envs)
+        arrays, shape = collected.arrays, (collected.num_steps, collected.num_columns)
         steps, finals = info_arrays.unpacked(sent, arrays, choice, *shape, len(arrays["final_steps"]))
         if ("action_mask" in arrays) != (choice.action_mask is not None):
             raise BadMessage(f"the action masks asked for are {choice.action_mask!r}, and they came or not")
@@ -158,20 +204,20 @@ class RolloutForm:
             finals.append((bounds, arrays[final]) if final in arrays else (frame_bounds, arrays[f"{final}/newest"]))
         return self._checks.suspects(seen, finals, arrays)
 
-    def _check_policy(self, arrays: Arrays, num_probes: int, distribution: str | None) -> None:
+    def _check_policy(self, arrays: Arrays, num_rows: int, num_probes: int, distribution: str | None) -> None:
         """What a recurrent policy remembers, and what a policy shows of itself on the probed rows."""
         shown = named(arrays, "probe.")
         parts = (
-            (named(arrays, "state."), self.num_envs),
+            (named(arrays, "state."), num_rows),
             (named(arrays, "probe_state."), num_probes),
             (shown, num_probes),
         )
-        for part, num_rows in parts:
+        for part, expected in parts:
             if len(part) > MOST_EXTRAS:
                 raise BadMessage(f"{len(part)} arrays of the policy; at most {MOST_EXTRAS} are allowed")
             for name, array in part.items():
-                if array.shape[:1] != (num_rows,):
-                    raise BadMessage(f"array {name!r} of the policy must have {num_rows} rows; got {array.shape}")
+                if array.shape[:1] != (expected,):
+                    raise BadMessage(f"array {name!r} of the policy must have {expected} rows; got {array.shape}")
                 require_booleans(name, array)
         if distribution is not None:
             try:
@@ -221,16 +267,16 @@ class RolloutForm:
     def join_rollouts(self, parts: Sequence[Collected]) -> Rollout:
         """Rollouts of several workers, side by side in the order given."""
         num_steps = parts[0].num_steps
-        full_obs = [self._joined_obs(index, leaf, parts) for index, leaf in enumerate(self.obs.leaves)]
-        offsets = [position * self.num_envs for position in range(len(parts))]
+        offsets = [0, *np.cumsum([part.num_columns for part in parts]).tolist()]
+        full_obs = [self._joined_obs(index, leaf, parts, offsets) for index, leaf in enumerate(self.obs.leaves)]
         final_steps = _joined(parts, "final_steps")
         final_envs = np.concatenate(
-            [part.arrays["final_envs"] + offset for part, offset in zip(parts, offsets, strict=True)]
+            [part.arrays["final_envs"] + offset for part, offset in zip(parts, offsets, strict=False)]
         )
         has_values = all("next_values" in part.arrays for part in parts)
         final_values = None
         if has_values:
-            final_values = np.zeros((num_steps, self.num_envs * len(parts)), np.float32)
+            final_values = np.zeros((num_steps, offsets[-1]), np.float32)
             final_values[final_steps, final_envs] = _joined(parts, "final_values")
         return Rollout(
             obs=self.obs.unflatten([array[:-1] for array in full_obs]),
@@ -248,7 +294,7 @@ class RolloutForm:
             final_steps=final_steps,
             final_envs=final_envs,
             final_obs=self.obs.unflatten(
-                [self._final_obs(index, parts, full_obs[index]) for index in range(len(self.obs.leaves))]
+                [self._final_obs(index, parts, offsets, full_obs[index]) for index in range(len(self.obs.leaves))]
             ),
             episode_returns=_joined(parts, "episode_returns"),
             episode_lengths=_joined(parts, "episode_lengths"),
@@ -258,19 +304,19 @@ class RolloutForm:
                 joined([part.final_infos for part in parts], [part.arrays["final_steps"].shape for part in parts], 0)
             ),
             action_masks=self._joined_masks(parts),
-            env_ids=np.concatenate([np.arange(self.num_envs) + part.worker * self.num_envs for part in parts]),
+            env_ids=np.concatenate([part.column_env_ids + part.worker * self.num_envs for part in parts]),
             states=self._joined_states(parts),
-            workers=np.array([part.worker for part in parts]),
-            versions=np.array([part.version for part in parts]),
-            lags=np.array([part.lag for part in parts]),
             changes=self._joined_changes(parts),
+            **_joined_versions(parts),
         )
 
     def _joined_changes(self, parts: Sequence[Collected]) -> Array | None:
         if not any("changes" in part.arrays for part in parts):
             return None
-        none = np.zeros((parts[0].num_steps, self.num_envs), np.int64)
-        return np.concatenate([part.arrays.get("changes", none) for part in parts], axis=1)
+        none = [np.zeros((part.num_steps, part.num_columns), np.int64) for part in parts]
+        return np.concatenate(
+            [part.arrays.get("changes", each) for part, each in zip(parts, none, strict=True)], axis=1
+        )
 
     @staticmethod
     def _joined_masks(parts: Sequence[Collected]) -> Array | None:
@@ -282,35 +328,35 @@ class RolloutForm:
     @staticmethod
     def _joined_states(parts: Sequence[Collected]) -> dict[str, Array] | None:
         states = [named(part.arrays, "state.") for part in parts]
-        forms = {tuple((name, rows.shape, rows.dtype) for name, rows in state.items()) for state in states}
+        forms = {tuple((name, rows.shape[1:], rows.dtype) for name, rows in state.items()) for state in states}
         if not states[0] or len(forms) > 1:
             return None
         return {name: np.concatenate([state[name] for state in states]) for name in states[0]}
 
-    def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected]) -> Array:
+    def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected], offsets: Sequence[int]) -> Array:
         """[T + 1, N, ...]"""
         name = f"obs.{index}"
         if len(parts) == 1 and name in parts[0].arrays:
             return parts[0].arrays[name]  # as it came, without a copy: it cannot be written
         if all(name in part.arrays for part in parts):
             return _joined(parts, name, axis=1)
-        joined = np.empty((parts[0].num_steps + 1, self.num_envs * len(parts), *leaf.shape), leaf.dtype)
-        for position, part in enumerate(parts):
-            rows = joined[:, position * self.num_envs : (position + 1) * self.num_envs]
+        joined = np.empty((parts[0].num_steps + 1, offsets[-1], *leaf.shape), leaf.dtype)
+        for part, first, end in zip(parts, offsets, offsets[1:], strict=False):
+            rows = joined[:, first:end]
             if name in part.arrays:
                 rows[...] = part.arrays[name]
             else:
                 stacks.unpack(name, part.arrays, rows)
         return joined
 
-    def _final_obs(self, index: int, parts: Sequence[Collected], full_obs: Array) -> Array:
+    def _final_obs(self, index: int, parts: Sequence[Collected], offsets: Sequence[int], full_obs: Array) -> Array:
         name = f"final_obs.{index}"
         finals = []
-        for position, part in enumerate(parts):
+        for part, offset in zip(parts, offsets, strict=False):
             if name in part.arrays:
                 finals.append(part.arrays[name])
                 continue
-            steps, envs = part.arrays["final_steps"], part.arrays["final_envs"] + position * self.num_envs
+            steps, envs = part.arrays["final_steps"], part.arrays["final_envs"] + offset
             finals.append(stacks.unpack_finals(name, part.arrays, full_obs[steps, envs]))
         return finals[0] if len(finals) == 1 else np.concatenate(finals)
 
@@ -347,6 +393,22 @@ def _require(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[
     if array.shape != shape or array.dtype != dtype:
         raise BadMessage(f"array {name!r} must be {dtype} {shape}; got {array.dtype} {array.shape}")
     require_booleans(name, array)
+
+
+def _joined_versions(parts: Sequence[Collected]) -> dict[str, Array]:
+    """Workers, versions and lags of the rollout's parts, and the part of each column."""
+    workers: list[int] = []
+    versions: list[int] = []
+    lags: list[int] = []
+    columns: list[Array] = []
+    for each in parts:
+        own, index = np.unique(each.column_versions, return_inverse=True)
+        columns.append(index + len(workers))
+        workers += [each.worker] * len(own)
+        versions += own.tolist()
+        lags += (each.version + each.lag - own).tolist()
+    named_columns = {"workers": workers, "versions": versions, "lags": lags}
+    return {name: np.array(values) for name, values in named_columns.items()} | {"parts": np.concatenate(columns)}
 
 
 def _joined(parts: Sequence[Collected], name: str, axis: int = 0) -> Array:

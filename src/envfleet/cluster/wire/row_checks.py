@@ -38,6 +38,11 @@ class SuspectRows:
         """Whether any row is suspect."""
         return bool(self.num_nan or self.num_out_of_bounds)
 
+    def of_envs(self, env_ids: Array) -> SuspectRows:
+        """The same, where the rows are those of `env_ids` instead of all envs."""
+        nan, outside = (None if row is None else int(env_ids[row]) for row in (self.nan_env, self.out_of_bounds_env))
+        return replace(self, nan_env=nan, out_of_bounds_env=outside)
+
 
 NONE_SUSPECT = SuspectRows()
 

@@ -22,12 +22,13 @@ class ActionMasks:
         self._current: Array | None = None  # [N, ...] bool
         self._recorded: Array | None = None  # [T, N, ...] bool
 
-    def begin(self, key: str | None, num_steps: int) -> None:
+    def begin(self, key: str | None, num_steps: int, num_columns: int | None = None) -> None:
         """Begin a rollout.
 
         Args:
             key: Of the masks in the infos; None: the policy gets none.
             num_steps: Number of steps.
+            num_columns: Number of columns that are recorded; None: one for each env.
 
         Raises:
             UsageError: The infos have no such key, or no array under it.
@@ -41,7 +42,8 @@ class ActionMasks:
             self._key, self._current = None, self._taken(key, self._infos, self._num_envs)
             self._key = key
         assert self._current is not None
-        self._recorded = np.empty((num_steps, *self._current.shape), np.bool_)
+        num_columns = self._num_envs if num_columns is None else num_columns
+        self._recorded = np.empty((num_steps, num_columns, *self._current.shape[1:]), np.bool_)
 
     def argument(self, rows: Array | None = None) -> dict[str, Any]:
         """The keyword argument of the policy's methods: masks of all envs, or of `rows`."""
@@ -49,14 +51,14 @@ class ActionMasks:
             return {}
         return {"action_mask": self._current if rows is None else self._current[rows]}
 
-    def write(self, steps: int | Array, rows: Array | None = None) -> None:
-        """Record the masks under which the policy acts in these steps, of all envs or of `rows`."""
+    def write(self, steps: int | Array, rows: Array | None = None, columns: Array | None = None) -> None:
+        """Record the masks under which the policy acts in these steps, of all envs or of `rows`, in their columns."""
         if self._recorded is not None:
             assert self._current is not None
             if rows is None:
                 self._recorded[steps] = self._current
             else:
-                self._recorded[steps, rows] = self._current[rows]
+                self._recorded[steps, rows if columns is None else columns] = self._current[rows]
 
     def see(self, infos: Infos, rows: Array | None = None) -> None:
         """Take the masks of new observations, of all envs or of `rows`. Raises UsageError as `begin` does."""
@@ -72,9 +74,11 @@ class ActionMasks:
             self._current = self._current.copy()  # the policy may have kept the one before
             self._current[rows] = taken
 
-    def arrays(self) -> dict[str, Array]:
-        """The masks of the rollout, under their name on the wire."""
-        return {} if self._recorded is None else {"action_mask": self._recorded}
+    def arrays(self, columns: Array | None = None) -> dict[str, Array]:
+        """The masks of the rollout, of all columns or some, under their name on the wire."""
+        if self._recorded is None:
+            return {}
+        return {"action_mask": self._recorded if columns is None else self._recorded[:, columns]}
 
     def _taken(self, key: str, infos: Infos, num_rows: int) -> Array:
         masks, has = infos.get(key), infos.get(mask_key(key))

@@ -37,6 +37,11 @@ class EpisodeChanges:
         self._numbers[envs] = numbers[rows]
         self._resets.append((np.broadcast_to(steps, numbers.shape)[rows], envs, numbers[rows]))
 
+    def of(self, env_ids: Array) -> Array:
+        """The change with which the running episode of each of these envs was begun."""
+        numbers: Array = self._numbers[env_ids]
+        return numbers
+
     def rows(self, num_steps: int) -> Array | None:
         """[T, N] int64: the change with which the episode of each row was begun; None: there was none."""
         if not self._resets and not self._first.any():

@@ -1,9 +1,12 @@
-"""PolicyState and Probing: what a policy remembers of a worker's envs, and what it shows of itself on probed rows."""
+"""PolicyState and Probing: what a policy remembers of a worker's envs, and what it shows of itself on probed rows.
+
+Beside them: how a worker asks its policy, so that every error of the policy is a PolicyError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +15,7 @@ from envfleet.contract.policy import ExposesDistribution, Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 
 Arrays = dict[str, Array]
+Result = TypeVar("Result")
 
 
 class PolicyError(Exception):
@@ -35,38 +39,40 @@ class PolicyState:
 
     def begin_rollout(self) -> None:
         """Ask the policy for its initial state again: it may be learned, and have come with new weights."""
-        policy, num_envs = self.policy, self._num_envs
-        if isinstance(policy, Recurrent):
-            try:
-                initial = policy.initial_state(num_envs)
-            except Exception as error:
-                raise PolicyError(f"the policy's initial_state() raised {type(error).__name__}: {error}") from error
-            self._initial = {name: np.asarray(rows) for name, rows in initial.items()}
-            wrong = {name: rows.shape for name, rows in self._initial.items() if rows.shape[:1] != (num_envs,)}
-            if wrong:
-                raise PolicyError(f"initial_state({num_envs}) must give arrays of [{num_envs}, ...]; got {wrong}")
+        self.begin_with(initial_state_of(self.policy, self._num_envs))
 
-    def argument(self) -> dict[str, Any]:
-        """The keyword arguments of the policy's methods beside the observations of all envs."""
-        return {} if self._state is None else {"state": self._state}
+    def begin_with(self, initial: Arrays | None) -> None:
+        """Use another initial state from now on; that of another version."""
+        self._initial = initial
+
+    def argument(self, rows: Array | None = None) -> dict[str, Any]:
+        """The keyword arguments of the policy's methods beside the observations of all envs, or of some."""
+        if self._state is None:
+            return {}
+        return {"state": self._state if rows is None else self.rows(rows)}
 
     def rows(self, rows: Array) -> dict[str, Array]:
         """A copy of the state of some envs."""
         return {name: array[rows] for name, array in (self._state or {}).items()}
 
-    def remember(self, state: Mapping[str, Array] | None) -> None:
-        """Keep the state that act() returned."""
-        if self._initial is None:
+    def remember(self, state: Mapping[str, Array] | None, rows: Array | None = None) -> None:
+        """Keep the state that act() returned, of all envs or of some."""
+        if self._initial is None or self._state is None:
             return
-        dtypes = {name: rows.dtype for name, rows in self._initial.items()}
-        came = {name: np.asarray(rows, dtypes.get(name)) for name, rows in (state or {}).items()}
-        expected = {name: rows.shape for name, rows in self._initial.items()}
+        dtypes = {name: values.dtype for name, values in self._initial.items()}
+        came = {name: np.asarray(values, dtypes.get(name)) for name, values in (state or {}).items()}
+        num_rows = self._num_envs if rows is None else len(rows)
+        expected = {name: (num_rows, *values.shape[1:]) for name, values in self._initial.items()}
         if {name: rows.shape for name, rows in came.items()} != expected:
             raise PolicyError(
                 f"the state that act() returns must be that of initial_state(), {expected}; "
                 f"got { {name: rows.shape for name, rows in came.items()} or None }"
             )
-        self._state = came
+        if rows is None:
+            self._state = came
+            return
+        for name, values in came.items():
+            self._state[name][rows] = values
 
     def forget(self, rows: Array) -> None:
         """Set the rows of envs whose episodes have ended back to the initial state."""
@@ -103,18 +109,60 @@ class Probing:
         state: Arrays = {}
         if self._states:
             state = {name: np.concatenate([each[name] for each in self._states]) for name in self._states[0]}
-        arrays = {f"probe_state.{name}": rows for name, rows in state.items()}
-        if not isinstance(policy, ExposesDistribution):
-            return arrays, None
         rows = [leaf.reshape(-1, *leaf.shape[2:])[self._rows] for leaf in obs]
-        arguments: dict[str, Any] = {"state": state} if state else {}
-        if action_masks is not None:
-            arguments["action_mask"] = action_masks.reshape(-1, *action_masks.shape[2:])[self._rows]
-        try:
-            distribution = policy.distribution(obs_tree.unflatten(rows), **arguments)
-        except Exception as error:
-            raise PolicyError(f"the policy's distribution() raised {type(error).__name__}: {error}") from error
-        if distribution is None:
-            return arrays, None
-        arrays |= {f"probe.{name}": np.ascontiguousarray(each) for name, each in distribution.arrays().items()}
-        return arrays, distribution.kind
+        masks = None if action_masks is None else action_masks.reshape(-1, *action_masks.shape[2:])[self._rows]
+        return shown_by(policy, obs_tree.unflatten(rows), state, masks)
+
+
+def shown_by(policy: Policy, obs: Any, state: Arrays, action_masks: Array | None) -> tuple[Arrays, str | None]:
+    """What the policy shows of itself on some rows: the arrays for the head, and the kind of distribution."""
+    arrays = {f"probe_state.{name}": rows for name, rows in state.items()}
+    if not isinstance(policy, ExposesDistribution):
+        return arrays, None
+    arguments: dict[str, Any] = {"state": state} if state else {}
+    if action_masks is not None:
+        arguments["action_mask"] = action_masks
+    distribution = asked(policy.distribution, obs, **arguments)
+    if distribution is None:
+        return arrays, None
+    arrays |= {f"probe.{name}": np.ascontiguousarray(each) for name, each in distribution.arrays().items()}
+    return arrays, distribution.kind
+
+
+def initial_state_of(policy: Policy, num_envs: int) -> Arrays | None:
+    """What the policy remembers before an episode begins, a row for each env; None: it is not recurrent."""
+    if not isinstance(policy, Recurrent):
+        return None
+    initial = {name: np.asarray(rows) for name, rows in asked(policy.initial_state, num_envs).items()}
+    wrong = {name: rows.shape for name, rows in initial.items() if rows.shape[:1] != (num_envs,)}
+    if wrong:
+        raise PolicyError(f"initial_state({num_envs}) must give arrays of [{num_envs}, ...]; got {wrong}")
+    return initial
+
+
+def asked(method: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """What the policy says. Raises PolicyError."""
+    try:
+        return method(*args, **kwargs)
+    except Exception as error:
+        name = getattr(method, "__name__", "method")  # a partial or a callable object has none
+        raise PolicyError(f"the policy's {name}() raised {type(error).__name__}: {error}") from error
+
+
+def values_of(policy: Policy, obs: Any, state: dict[str, Any], num_rows: int) -> Array | None:
+    """[num_rows] float32: the values of observations; None: the policy has none."""
+    values = asked(policy.values, obs, **state)
+    if values is None:
+        return None
+    array = np.asarray(values, np.float32)
+    if array.shape != (num_rows,):
+        raise PolicyError(f"the policy's values() must have shape ({num_rows},); got {array.shape}")
+    return array
+
+
+def checked_values(policy: Policy, obs: Any, state: dict[str, Any], num_rows: int) -> Array:
+    """[num_rows] float32: the values of observations, of a policy that has had some before."""
+    values = values_of(policy, obs, state, num_rows)
+    if values is None:
+        raise PolicyError("the policy's values() returned None this time, but not before")
+    return values

@@ -1,4 +1,4 @@
-"""The worker: one pool, one local copy of the policy, one connection to the head. `python -m envfleet.cluster.worker`
+"""The worker: one pool, its copies of the policy, one connection to the head. `python -m envfleet.cluster.worker`
 
 Carries out the head's orders one after the other, and answers each. An error in the user's code is an answer, too.
 """
@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,27 +35,24 @@ from envfleet.cluster.wire.messages import (
     SetAttr,
     Step,
     ValuesReady,
-    Weights,
     Welcome,
 )
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
 from envfleet.cluster.wire.rollouts import named
 from envfleet.cluster.wire.spaces import describe_space
-from envfleet.cluster.wire.weights import digest, unpacked
 from envfleet.cluster.worker.evaluation_pool import EvaluationHung, EvaluationPool
+from envfleet.cluster.worker.first_ready import FirstReadyCollector
 from envfleet.cluster.worker.keys import take_keys
 from envfleet.cluster.worker.link import Cancelled, Leave, Link
+from envfleet.cluster.worker.policy_copies import PolicyCopies
 from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.watchdog import leave_with_stdin
 from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
-from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.contract.policy import Policy
 from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
-from envfleet.policies.adapting import build_policy
 from envfleet.policies.seeding import seed_policy
-from envfleet.policies.torch_module import prepare_worker
-from envfleet.pool.process.cpus import usable_cpus
 from envfleet.pool.process.tolerant_output import tolerate_full_disk
 
 logger = logging.getLogger("envfleet.worker")
@@ -73,11 +71,10 @@ class Worker:
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
         self._evaluations = EvaluationPool(*self._pool.env_settings)
-        self._held = _HeldPolicy()
+        self._copies = PolicyCopies()
         self._first_env_id = welcome.plan.first_env_id
         seed = welcome.plan.seed
         self._seeds = np.random.SeedSequence(None if seed is None else (seed, self._first_env_id, welcome.epoch, 1))
-        self._seeded: Policy | None = None
         self._ready = self._introduction()
 
     def run(self) -> NoReturn:
@@ -138,10 +135,10 @@ class Worker:
         elif isinstance(order, Reset):
             if order.seeds[0] is not None:
                 self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
-                self._seeded = None
+                self._copies.forget_seeds()
             link.answer(*self._pool.reset(order))
         elif isinstance(order, Call):
-            self._pool.require_open()
+            self._pool.require_idle()
             envs, args, kwargs = self._pool.envs, from_plain(order.args), from_plain(order.kwargs)
             env_ids = range(envs.num_envs) if order.env_ids is None else order.env_ids
             values = dict(zip(env_ids, envs.call_some(list(env_ids), order.name, *args, **kwargs), strict=True))
@@ -152,28 +149,24 @@ class Worker:
             link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
-        policy = self._policy_for(order)
-        if policy is not self._seeded:
-            # Never the numbers of another worker, of the envs, or of a policy before this one.
-            seed_policy(policy, int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0]))
-            self._seeded = policy
+        self._bring_up_to_date(order)
+        copies = self._copies
+        copies.seed_new(self._seed)
         started_s = time.monotonic()
         failures: list[Exception] = []
         try:
-            arrays, distribution, infos = self._pool.collector(failures).collect(
-                policy,
-                order.num_steps,
-                failures,
-                lambda: self._between_steps(order),
-                self._sync.num_probes,
-                order.infos,
-            )
+            collector = self._pool.collector(failures)
+            rest = order.num_steps, failures, partial(self._between_steps, order), self._sync.num_probes, order.infos
+            if isinstance(collector, FirstReadyCollector):
+                arrays, distribution, infos = collector.collect(copies, *rest, stream=order.stream)
+            else:
+                arrays, distribution, infos = collector.collect(copies.newest, *rest)
         except StepOnEndedEpisode:
             self._pool.drop_collector()
             raise
         ready = RolloutReady(
             order=order.order,
-            version=self._held.version,
+            version=int(arrays["versions"].max()) if "versions" in arrays else copies.version,
             distribution=distribution,
             seconds=time.monotonic() - started_s,
             failures=[self._pool.failure(each) for each in failures],
@@ -183,24 +176,27 @@ class Worker:
 
     def _evaluate(self, order: Evaluate, arrays: Arrays) -> tuple[EvaluationReady, Arrays]:
         """With the policy that the order brings: the copy for rollouts stays as it is."""
-        held = _HeldPolicy()
-        held.build(order.code, named(arrays, CODE))
-        held.load(order.weights, named(arrays, WEIGHT))
-        assert held.policy is not None
-        return self._evaluations.play(order, held.policy, lambda: self._between_steps(order), self._link.say)
+        copies = PolicyCopies()
+        copies.build(order.code, named(arrays, CODE))
+        copies.load(order.weights, named(arrays, WEIGHT))
+        return self._evaluations.play(order, copies.newest, partial(self._between_steps, order), self._link.say)
 
     def _between_steps(self, order: Collect | Evaluate) -> None:
         self._link.look()
         if self._link.is_cancelled(order.order):
             raise Cancelled
 
-    def _policy_for(self, order: Collect) -> Policy:
-        """The local copy of the policy, brought up to date if the rule says so."""
-        link, held = self._link, self._held
+    def _seed(self, policy: Policy) -> None:
+        """Never the numbers of another worker, of the envs, or of a copy before this one."""
+        seed_policy(policy, int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0]))
+
+    def _bring_up_to_date(self, order: Collect) -> None:
+        """Pull the newest policy if there is none yet, or if the rule says so."""
+        link, held = self._link, self._copies
         link.drain()
         news = link.news.after_order(order)
         is_due = news.should_pull(self._sync, held.version, order.max_lag)
-        if held.policy is None or held.code_id < order.code_id:
+        if not held.is_built or held.code_id < order.code_id:
             held.build(*link.pull_code(held.code_id, order.order))
         # It has none yet if it was just built, or if the order for which it was built has been cancelled.
         if not held.has_weights or is_due:
@@ -208,9 +204,7 @@ class Worker:
             while weights.code_id != held.code_id:  # the learner has changed its policy meanwhile
                 held.build(*link.pull_code(held.code_id, order.order))
                 weights, arrays = link.pull_weights(held.version, news.version, order.order)
-            held.load(weights, arrays)
-        assert held.policy is not None
-        return held.policy
+            held.load(weights, arrays, in_use=self._pool.versions_in_use(order.stream))
 
     def _fail(self, order: int, kind: str, error: BaseException) -> None:
         logger.warning("order %d failed", order, exc_info=error)
@@ -218,61 +212,6 @@ class Worker:
         line = sendable(str(error) if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}")
         failures = [self._pool.failure(error)] if isinstance(error, EnvFailed) else []
         self._link.answer(OrderFailed(order=order, kind=kind, error=line, traceback=text, failures=failures))
-
-
-class _HeldPolicy:
-    """The worker's copy of the policy, and which one it is."""
-
-    def __init__(self) -> None:
-        self.policy: Policy | None = None
-        self.code_id = 0
-        self.version = -1
-
-    @property
-    def has_weights(self) -> bool:
-        return self.version >= 0
-
-    def build(self, message: Any, arrays: Arrays) -> None:
-        self.policy, self.version = None, -1
-        pickled = arrays.get("pickled")
-        code = PolicyCode(
-            pickled=None if pickled is None else pickled.tobytes(),
-            factory=message.factory,
-            kwargs=from_plain(message.kwargs),
-        )
-        try:
-            policy = build_policy(code)
-        except Exception as error:
-            raise PolicyError(f"the policy cannot be built here: {type(error).__name__}: {error}") from error
-        prepare_worker(usable_cpus())
-        self.policy, self.code_id = policy, message.code_id
-
-    def load(self, message: Weights, arrays: Arrays) -> None:
-        assert self.policy is not None
-        policy, self.policy = self.policy, None  # until all is well: half of the new weights may be in it
-        if arrays:  # a policy by its import path may bring its own
-            weights = unpacked(message, arrays)
-            try:
-                policy.set_weights(weights)
-                held = policy.get_weights()
-            except Exception as error:
-                raise PolicyError(f"the policy refused its weights: {type(error).__name__}: {error}") from error
-            if digest(held) != message.digest:
-                raise PolicyError(
-                    f"the policy does not hold the weights that it was given: {_differing(held, weights)}"
-                )
-        self.policy, self.version = policy, message.version
-
-
-def _differing(held: Arrays, given: Arrays) -> str:
-    if digest(given) == digest(held):
-        return "they were changed on the way from the head"
-    wrong = [name for name in {**given, **held} if digest(_only(held, name)) != digest(_only(given, name))]
-    return f"get_weights() after set_weights() differs in {', '.join(wrong[:10])}"
-
-
-def _only(weights: Arrays, name: str) -> Arrays:
-    return {name: weights[name]} if name in weights else {}
 
 
 def main(argv: list[str] | None = None) -> int:

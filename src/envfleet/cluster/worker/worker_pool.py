@@ -17,12 +17,13 @@ from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
 from envfleet.cluster.wire.rollouts import FIXED
 from envfleet.cluster.worker.collector import Collector
 from envfleet.cluster.worker.episode_changes import EpisodeChanges
+from envfleet.cluster.worker.first_ready import FirstReadyCollector
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.live_changes import Arguments, Change, LiveChanges
-from envfleet.contract.pool_config import PoolConfig
+from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.make import make_pool
@@ -66,7 +67,7 @@ class WorkerPool:
         self._seed: int | None = None  # for the first reset that brings none
         self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
         self._num_hung = 0  # pools that were given up since an episode was finished
-        self._collector: Collector | None = None
+        self._collector: Collector | FirstReadyCollector | None = None
         self._episodes = Episodes.NONE
         self._build()
 
@@ -76,7 +77,7 @@ class WorkerPool:
 
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
         """A row for each env."""
-        self.require_open(Autoreset(order.autoreset))
+        self.require_idle(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
         # The head resets all envs first: some of them only, in a new pool, means that another process has been lost.
@@ -113,7 +114,7 @@ class WorkerPool:
 
     def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
         """A row for each env. Those of a pool that hangs are truncated, and another one takes its place."""
-        self.require_open(Autoreset(order.autoreset))
+        self.require_idle(Autoreset(order.autoreset))
         if self._episodes is Episodes.NONE:
             return self._rows_after_loss(order.order)
         failures: list[Exception] = []
@@ -122,7 +123,7 @@ class WorkerPool:
         self._episodes, self._collector = Episodes.RUNNING, None
         actions = self._actions.unflatten([arrays[f"action.{index}"] for index in range(len(self._actions.leaves))])
         try:
-            result = _received(lambda: self.envs.step(actions), self.envs, failures)
+            result = _received(lambda: self.envs.step_all(actions), self.envs, failures)
         except PoolTimeout as error:
             logger.warning("%s", self.give_up(error))
             self.require_open()
@@ -133,7 +134,7 @@ class WorkerPool:
         fixed = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
         return self._rows(order.order, obs, fixed, info, failures)
 
-    def collector(self, failures: list[Exception]) -> Collector:
+    def collector(self, failures: list[Exception]) -> Collector | FirstReadyCollector:
         """Ready for a rollout. Envs that were reset and not stepped since begin where they are.
 
         An env whose reset fails is told of in `failures`.
@@ -147,14 +148,22 @@ class WorkerPool:
                 obs, infos = self._begun(lambda: self.envs.reset(**self._reset_arguments), failures)
             else:
                 obs, infos = self._begun(self._first_reset, failures)
-            self._collector = Collector(self.envs, obs, infos, self._episode_changes)
+            self._collector = self._new_collector(obs, infos)
         elif self._collector is None:
             obs, infos = self._last_obs, self._reset_infos
             if not was_fresh:
                 obs, infos = self._begun(self._first_reset, failures)
-            self._collector = Collector(self.envs, obs, infos, self._episode_changes)
+            self._collector = self._new_collector(obs, infos)
         self._episodes, self._hung = Episodes.RUNNING, None
         return self._collector
+
+    def _new_collector(self, obs: Any, infos: Infos) -> Collector | FirstReadyCollector:
+        kind = FirstReadyCollector if self._plan.pool.line is Line.FIRST_READY else Collector
+        return kind(self.envs, obs, infos, self._episode_changes)
+
+    def versions_in_use(self, stream: int) -> set[int]:
+        """The versions of rows that the next order of this stream goes on with."""
+        return self._collector.versions_in_use(stream) if isinstance(self._collector, FirstReadyCollector) else set()
 
     def drop_collector(self) -> None:
         """The next rollout resets all envs."""
@@ -164,6 +173,19 @@ class WorkerPool:
         """Build another pool if the last one was given up; use the autoreset mode of the order."""
         if self.envs.closed or autoreset not in (None, self._autoreset):
             self._switch_to(autoreset or self._autoreset)
+
+    def require_idle(self, autoreset: Autoreset | None = None) -> None:
+        """As require_open(), and wait for envs that a stream has left at work."""
+        if isinstance(self._collector, FirstReadyCollector) and not self.envs.closed:
+            failures: list[Exception] = []
+            try:
+                self._collector.land(failures)
+            except StepOnEndedEpisode as error:
+                self._collector = None
+                failures.append(error)
+            for each in failures:
+                logger.warning("after the end of a stream: %s", each)
+        self.require_open(autoreset)
 
     def give_up(self, error: PoolTimeout) -> str:
         """Close a pool that hangs; the next order has another one built. Returns what happened."""
@@ -176,7 +198,7 @@ class WorkerPool:
 
     def set_attr(self, name: str, values: list[Any]) -> None:
         """Of each env, also if the pool is built anew."""
-        self.require_open()
+        self.require_idle()
         self.envs.set_attr(name, values)
         self._attributes[name] = values
 

@@ -111,19 +111,19 @@ class NativeBackend:
         is_all = len(env_ids) == self._config.num_envs
         self._pool.send_reset(None if is_all else env_ids, options or {}, line)
 
-    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
         """See Backend."""
         leaves = [
             np.ascontiguousarray(values, leaf.dtype)
             for values, leaf in zip(action_leaves, self._action_tree.leaves, strict=True)
         ]
-        wrong = self._pool.send(env_ids, leaves, self._line)
+        wrong = self._pool.send(env_ids, leaves, line)
         if wrong is not None:
             self._action_tree.refuse_value(wrong.leaf, wrong.row, leaves[wrong.leaf][wrong.row], "actions")
 
-    def repeat(self, env_ids: IntArray) -> None:
+    def repeat(self, env_ids: IntArray, line: Line) -> None:
         """See Backend."""
-        self._pool.send_repeat(env_ids, Line.FULL)
+        self._pool.send_repeat(env_ids, line)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend. A step that the calling thread itself has begun cannot be cut off."""

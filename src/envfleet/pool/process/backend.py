@@ -87,7 +87,7 @@ class ProcessBackend:
         else:
             self._task_queues.send(env_ids, core.Op.RESET, line)
 
-    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
         """See Backend."""
         for column, leaf in zip(self._arrays.action_columns, action_leaves, strict=True):
             if column is not None:
@@ -98,11 +98,11 @@ class ProcessBackend:
             for row, env_id in enumerate(env_ids.tolist()):
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]
                 self._channel.put_code(self._windows.action(env_id), objects, "actions")
-        self._task_queues.send(env_ids, core.Op.STEP, self._config.line)
+        self._task_queues.send(env_ids, core.Op.STEP, line)
 
-    def repeat(self, env_ids: IntArray) -> None:
+    def repeat(self, env_ids: IntArray, line: Line) -> None:
         """See Backend."""
-        self._task_queues.send(env_ids, core.Op.REPEAT, Line.FULL)
+        self._task_queues.send(env_ids, core.Op.REPEAT, line)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
         """See Backend."""

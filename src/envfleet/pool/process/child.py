@@ -129,7 +129,7 @@ class ChildProcess:
     ) -> ChildProcess | None:
         """Build the envs. None: the parent said that it needs none, once it knew their spaces."""
         time.sleep(start.delay_s)
-        if start.config.pin_workers is not False:
+        if start.config.pins_processes:
             keep_to_share(child, shape.num_children)
         specs = start.registrations.specs()
         builds: list[Callable[[], Any]] = [partial(_build, build, specs) for build in start.builders]

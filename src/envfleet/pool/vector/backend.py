@@ -115,7 +115,7 @@ class VectorBackend:
         else:
             self._task = lambda: batch
 
-    def send(self, env_ids: IntArray | None, action_leaves: list[Any]) -> None:
+    def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
         """See Backend. Envs may be sent one after the other; they are stepped together."""
         for index, values in enumerate(action_leaves):
             if env_ids is None:
@@ -129,7 +129,7 @@ class VectorBackend:
                 self._actions[index][env_id] = values[row]
         self._task = self._step
 
-    def repeat(self, env_ids: IntArray) -> None:
+    def repeat(self, env_ids: IntArray, line: Line) -> None:
         """See Backend. Never called: a vector env steps all its envs together."""
         raise NotImplementedError
 
