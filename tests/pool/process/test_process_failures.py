@@ -11,8 +11,8 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 import envfleet
+from envfleet.pool.process import resources
 from envfleet.pool.process.children import Children
-from envfleet.pool.process.resources import CLOSE_GRACE_S
 from envfleet.testing import Act, ScriptedEnv
 from tests.support.waiting import is_running, wait_until
 
@@ -293,6 +293,8 @@ def test_envs_that_were_built_are_closed_when_another_cannot_be(tmp_path, backen
 
 
 def test_a_first_child_that_is_told_to_go_on_and_to_stop_at_once_stops(tmp_path, monkeypatch):
+    """If it missed that it is to stop, it would be killed after the grace, and its env would not be closed."""
+    monkeypatch.setattr(resources, "CLOSE_GRACE_S", 60.0)  # on a busy machine 5 s may be too short
     start_first = Children.start_first
 
     def held(children, deadline_s, **settings):  # until the second child has failed
@@ -304,10 +306,8 @@ def test_a_first_child_that_is_told_to_go_on_and_to_stop_at_once_stops(tmp_path,
 
     monkeypatch.setattr(Children, "start_first", held)
     builds = [partial(_note_and_build, tmp_path / "notes", fails) for fails in (False, True)]
-    start_s = time.monotonic()
     with pytest.raises(envfleet.EnvFailed, match="env 1 cannot be built"):
         envfleet.make(builds, 2, backend="process", num_workers=2)
-    assert time.monotonic() - start_s < CLOSE_GRACE_S
     assert (tmp_path / "notes").read_text() == "built closed "
 
 
