@@ -172,7 +172,7 @@ def check_loud(rollout):
         assert words == ["a", int(after[t, n, 1])]
 
 
-def test_a_worker_is_killed(caplog):
+def test_a_worker_is_killed():
     agent = RandomAgent(LoudEnv.action_space)
     settings = {"pool": {"on_env_error": "restart"}, "timing": {"heartbeat_s": 0.2}}
     keys = ("number", "name", "success", "words")
@@ -217,5 +217,5 @@ def test_metrics_and_the_limit(caplog):
         assert rollout.infos["picture"].shape == (10, 6, num_pixels)
         assert (rollout.infos["picture"][..., 0] == np.arange(1, 11)[:, None] % 5).all()
         for wrong in ("success", (1,), 3):
-            with pytest.raises((UsageError, TypeError), match=r"infos must be a tuple of keys|not iterable"):
+            with pytest.raises(UsageError, match="infos must be a tuple of keys"):
                 cluster.rollout(agent, 10, infos=wrong)

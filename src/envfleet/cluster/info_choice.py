@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from envfleet.contract.errors import UsageError
@@ -37,7 +37,8 @@ class InfoChoice:
             raise UsageError(f"action_mask must be a key of the envs' infos, or None; got {action_mask!r}")
         if infos is None:
             return cls(action_mask=action_mask)
-        if isinstance(infos, str) or not all(isinstance(key, str) for key in infos):
+        is_keys = isinstance(infos, Collection) and all(isinstance(key, str) for key in infos)
+        if isinstance(infos, str) or not is_keys:
             raise UsageError(f"infos must be a tuple of keys, such as ('success', 'distance'), or None; got {infos!r}")
         return cls(tuple(dict.fromkeys(infos)), True, action_mask)
 
