@@ -21,7 +21,9 @@ class ChangingEnv(gymnasium.Env[Any, Any]):
         self.level = 0
         self.calls: list[Any] = []
         self._length = length
-        self._fails_at = fails_at  # a level
+        self._fails_at = fails_at  # the level that it cannot come to from another one
+        self._last_level: int | None = None
+        self._is_doomed = False
 
     def note(self, value: Any, *, times: int = 1) -> None:
         """What call_at_reset() calls."""
@@ -34,12 +36,13 @@ class ChangingEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         self._start = (options or {}).pop("start", 0)  # an env may take its options apart
+        self._is_doomed = self._last_level not in (None, self.level) and self.level == self._fails_at
+        self._last_level = self.level
         self._num_steps = 0
         return self._obs(), {}
 
     def step(self, action: Any) -> Any:
-        if self._fails_at is not None and self.level == self._fails_at:
-            self._fails_at = None
+        if self._is_doomed:
             raise RuntimeError("told to fail")
         self._num_steps += 1
         return self._obs(), 1.0, self._num_steps >= self._length, False, {}
