@@ -51,7 +51,7 @@ from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
 from envfleet.policies.adapting import build_policy
-from envfleet.policies.seeding import seed_policy
+from envfleet.policies.seeding import random_numbers_kept, seed_policy
 from envfleet.policies.torch_module import prepare_worker
 from envfleet.pool.process.cpus import usable_cpus
 from envfleet.pool.process.tolerant_output import tolerate_full_disk
@@ -167,11 +167,12 @@ class Worker:
 
     def _evaluate(self, order: Evaluate, arrays: Arrays) -> tuple[EvaluationReady, Arrays]:
         """With the policy that the order brings: the copy for rollouts stays as it is."""
-        held = _HeldPolicy()
-        held.build(order.code, named(arrays, CODE))
-        held.load(order.weights, named(arrays, WEIGHT))
-        assert held.policy is not None
-        return self._evaluations.play(order, held.policy, lambda: self._between_steps(order), self._link.say)
+        with random_numbers_kept():  # those of rollouts go on as if nothing had been built or played
+            held = _HeldPolicy()
+            held.build(order.code, named(arrays, CODE))
+            held.load(order.weights, named(arrays, WEIGHT))
+            assert held.policy is not None
+            return self._evaluations.play(order, held.policy, lambda: self._between_steps(order), self._link.say)
 
     def _between_steps(self, order: Collect | Evaluate) -> None:
         self._link.look()
