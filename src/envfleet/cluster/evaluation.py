@@ -94,7 +94,7 @@ class ClusterEvaluation:
             progress.show(f"{num_done} of {self._num_episodes} episodes are played", is_news=True)
 
     def _has_news(self) -> bool:
-        return any(self._fleet[worker].evaluations or self._is_given_up(worker) for worker in self._shares)
+        return any(self._fleet[worker].evaluations for worker in self._shares)
 
     def _is_given_up(self, worker: int) -> bool:
         return self._fleet[worker].restarts.stage is Stage.GIVEN_UP

@@ -40,6 +40,9 @@ def _fields(kind):
     return [(each.name, hints[each.name]) for each in msgspec.structs.fields(kind)]
 
 
+ONE_ENV = {"factory": None, "render_mode": "rgb_array"}  # it has an id, or a factory; pixels are those of rgb_array
+
+
 def _example(kind, name=""):
     """A value of this type, always the same; of several types the first that is not None."""
     examples = {int: 3, float: 0.5, str: name, bytes: name.encode(), bool: True, Any: ANYTHING}
@@ -50,9 +53,7 @@ def _example(kind, name=""):
         return kind(**{key: _example(hint, key) for key, hint in _fields(kind)})
     if dataclasses.is_dataclass(kind):
         values = {key: _example(hint, key) for key, hint in get_type_hints(kind).items()}
-        if kind is EnvSpec:  # it has an id, or a factory; pixels are those of rgb_array
-            values |= {"factory": None, "render_mode": "rgb_array"}
-        return kind(**values)
+        return kind(**(values | (ONE_ENV if kind is EnvSpec else {})))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return next(iter(kind))
     origin, parameters = get_origin(kind), get_args(kind)

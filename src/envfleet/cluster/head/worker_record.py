@@ -277,7 +277,9 @@ class WorkerRecord:
         """Episodes of its oldest open order were played. What cannot be does not count."""
         issued = self.orders.open[0] if self.orders.open else None
         order = None if issued is None or issued.order is None else issued.order.message
-        if issued is not None and isinstance(order, Evaluate) and issued.number == message.order:
+        if issued is None or issued.number != message.order or issued.is_cancelled:
+            return
+        if isinstance(order, Evaluate):
             self.num_played = max(self.num_played, min(message.num_done, len(order.seeds)))
 
     def drop(self, part: Collected) -> None:

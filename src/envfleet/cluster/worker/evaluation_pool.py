@@ -15,13 +15,13 @@ from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.worker_pool import plain_parts
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import PoolTimeout, UsageError
+from envfleet.contract.errors import EnvFailed, PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes
 from envfleet.contract.policy import Policy
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 from envfleet.policies.evaluate import Actor, EpisodePlayer
-from envfleet.policies.seeding import random_numbers_kept, seed_policy
+from envfleet.policies.seeding import seed_policy
 from envfleet.pool.make import make_pool
 from envfleet.pool.pool import EnvPool
 
@@ -31,7 +31,7 @@ PROGRESS_S = 0.5  # between two messages
 
 
 class EvaluationPool:
-    """Built by the first evaluation, kept for the next one, built again if it hangs or more envs are needed."""
+    """Built by the first evaluation, kept for the next one; built again after a failure, or if more envs are needed."""
 
     def __init__(self, spec: EnvSpec, config: PoolConfig, attributes: Mapping[str, list[Any]]) -> None:
         """Build nothing yet. `attributes` has a value for each of the worker's envs, and may change."""
@@ -49,7 +49,7 @@ class EvaluationPool:
     def play(
         self, order: Evaluate, policy: Policy, between_steps: Callable[[], None], say: Callable[[Any], None]
     ) -> tuple[EvaluationReady, Arrays]:
-        """Play the episodes of an order.
+        """Play the episodes of an order. The policy, and the global random generators, are seeded for it.
 
         Args:
             order: The order.
@@ -58,18 +58,21 @@ class EvaluationPool:
             say: Sends a message to the head.
 
         Raises:
+            EnvFailed: An env raised; the pool is closed.
             EvaluationHung: An env does not answer; the pool is closed.
         """
-        with random_numbers_kept():  # those of rollouts go on as if nothing had been played
-            seed_policy(policy, int(np.random.SeedSequence((order.seeds[0], 1)).generate_state(1)[0]))
-            pool = self._pool_for(len(order.seeds))
-            actor = _GuardedActor(policy, pool, order.is_deterministic)
-            progress = _Progress(order.order, between_steps, say)
-            try:
-                episodes = EpisodePlayer(pool, actor, order.seeds, order.num_recorded).play(progress.before_step)
-            except PoolTimeout as error:
-                self.close()
-                raise EvaluationHung(f"an env of the evaluation hung: {error.report}") from None
+        seed_policy(policy, int(np.random.SeedSequence((order.seeds[0], 1)).generate_state(1)[0]))
+        pool = self._pool_for(len(order.seeds))
+        actor = _GuardedActor(policy, pool, order.is_deterministic)
+        progress = _Progress(order.order, between_steps, say)
+        try:
+            episodes = EpisodePlayer(pool, actor, order.seeds, order.num_recorded).play(progress.before_step)
+        except EnvFailed:
+            self.close()  # results of the other envs may be under way
+            raise
+        except PoolTimeout as error:
+            self.close()
+            raise EvaluationHung(f"an env of the evaluation hung: {error.report}") from None
         return _answer(order, episodes)
 
     def _pool_for(self, num_episodes: int) -> EnvPool:

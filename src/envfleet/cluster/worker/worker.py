@@ -52,7 +52,7 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy
 from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
-from envfleet.policies.seeding import seed_policy
+from envfleet.policies.seeding import random_numbers_kept, seed_policy
 from envfleet.pool.process.tolerant_output import tolerate_full_disk
 
 logger = logging.getLogger("envfleet.worker")
@@ -176,10 +176,11 @@ class Worker:
 
     def _evaluate(self, order: Evaluate, arrays: Arrays) -> tuple[EvaluationReady, Arrays]:
         """With the policy that the order brings: the copy for rollouts stays as it is."""
-        copies = PolicyCopies()
-        copies.build(order.code, named(arrays, CODE))
-        copies.load(order.weights, named(arrays, WEIGHT))
-        return self._evaluations.play(order, copies.newest, partial(self._between_steps, order), self._link.say)
+        with random_numbers_kept():  # those of rollouts go on as if nothing had been built or played
+            copies = PolicyCopies()
+            copies.build(order.code, named(arrays, CODE))
+            copies.load(order.weights, named(arrays, WEIGHT))
+            return self._evaluations.play(order, copies.newest, partial(self._between_steps, order), self._link.say)
 
     def _between_steps(self, order: Collect | Evaluate) -> None:
         self._link.look()
