@@ -125,7 +125,7 @@ def test_every_column_is_the_time_line_of_its_env(env, agent_class, backend):
         assert len(lines.number_of) > 10
         if backend == "process":
             assert max(num_versions) > 1, "a slow env's column is older than that of a quick one"
-            assert max(lines.num_columns) > 2 * min(lines.num_columns), "quick envs did not wait for slow ones"
+            assert max(lines.num_columns) > min(lines.num_columns), "quick envs did not wait for slow ones"
         stream.close()
         # The same pool serves all other ways: whole batches, calls, and rollouts of all envs.
         assert len(cluster.call("gravity" if backend == "native" else "step_s")) == 2 * N
