@@ -44,7 +44,7 @@ class RolloutActivity:
         return self._run.is_doing(self) and self._num_steps > 0
 
     def drop(self) -> None:
-        """See Activity."""
+        """Forget what was begun: another activity begins."""
         self._num_steps = 0
         self._agent = None
         self._held = None

@@ -100,7 +100,7 @@ class RolloutStream(Iterator[Rollout]):
         raise StopIteration
 
     def drop(self) -> None:
-        """See Activity."""
+        """Forget what was begun: another activity begins."""
         self._held = None
         self._parts = []
 

@@ -33,13 +33,13 @@ from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import RolloutForm
 from envfleet.cluster.wire.spaces import space_of
 from envfleet.cluster.wire.transfers import Transfers
+from envfleet.contract.arrays import Arrays
 from envfleet.contract.live_changes import ChangeKind
 from envfleet.contract.spaces import SpaceTree
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
 logger = logging.getLogger("envfleet.cluster")
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 Frames = list[Any]
 
 

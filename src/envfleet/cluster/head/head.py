@@ -48,14 +48,13 @@ from envfleet.cluster.wire.rollouts import Collected, Rows
 from envfleet.cluster.wire.row_checks import SuspectRows
 from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.cluster.wire.transfers import Digests
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.policy import PolicyCode
 from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import WorkerStatus
 
 logger = logging.getLogger("envfleet.cluster")
 
-Arrays = Mapping[str, Array]
 
 MOST_LEFT_OUT = 1024  # infos of which the log says that they are left out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -38,11 +38,10 @@ from envfleet.cluster.wire.orders import Numbered, Order, OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.wire.transfers import Transfers, num_bytes
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 
-Arrays = Mapping[str, Array]
 Frames = list[Any]
 Deliver = Callable[[bytes, Frames], Delivery]
 

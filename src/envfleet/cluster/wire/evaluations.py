@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from envfleet.cluster.wire.codec import BadMessage, require_booleans
 from envfleet.cluster.wire.messages import Evaluate, EvaluationReady
 from envfleet.cluster.wire.plain_values import read_plain
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.evaluation import Episodes
-
-Arrays = Mapping[str, Array]
 
 CODE, WEIGHT = "code.", "weight."  # prefixes of the arrays of an order
 _FIXED = {"returns": np.float64, "lengths": np.int64, "terminated": np.bool_, "truncated": np.bool_}

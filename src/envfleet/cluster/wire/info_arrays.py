@@ -17,11 +17,9 @@ from envfleet.cluster.wire.bounded_msgpack import decode_bounded
 from envfleet.cluster.wire.codec import BadMessage, require_booleans
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.flat_infos import Dense, FlatInfos, Path, Sparse
 from envfleet.contract.info_store import MOST_DEPTH, MOST_KEY_CHARS, MOST_KEYS
-
-Arrays = Mapping[str, Array]
 
 STEPS, FINALS = "info", "final_info"
 MOST_LEFT_OUT_CHARS = 1024

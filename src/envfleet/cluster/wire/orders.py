@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import ANSWER_TO, Answer, ChangeEnvs, Collect, OrderMessage
 from envfleet.cluster.wire.transfers import Transfer
+from envfleet.contract.arrays import Arrays
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 Frames = list[Any]
 
 LONGEST_RESEND_S = 60.0

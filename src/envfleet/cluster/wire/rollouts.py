@@ -5,7 +5,7 @@ Pure. An observation leaf of a rollout has T + 1 rows: the last is what the envs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,13 @@ from envfleet.cluster.wire.codec import BadMessage, require_booleans
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.plain_values import from_plain
 from envfleet.cluster.wire.row_checks import NONE_SUSPECT, RowChecks, SuspectRows, require_ends
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.distributions import from_arrays
 from envfleet.contract.errors import UsageError
 from envfleet.contract.flat_infos import FlatInfos, joined, nested
 from envfleet.contract.infos import InfoTable
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
-
-Arrays = Mapping[str, Array]
 
 MOST_EXTRAS = 64
 FIXED = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}

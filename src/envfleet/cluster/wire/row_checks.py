@@ -7,18 +7,17 @@ counted: see SuspectRows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from gymnasium import spaces
 
 from envfleet.cluster.wire.codec import BadMessage
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.bounds import Bounds
 from envfleet.contract.spaces import Leaf, SpaceTree, has_nan
 
-Arrays = Mapping[str, Array]
 Bounded = tuple[Bounds, Array]
 
 

@@ -18,7 +18,8 @@ from envfleet.cluster.worker.action_masks import ActionMasks
 from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.info_recorder import InfoRecorder
 from envfleet.cluster.worker.policy_state import PolicyError, PolicyState, Probing, asked, checked_values, values_of
-from envfleet.cluster.worker.recorder import Arrays, Finals, Recorder, RunningEpisodes
+from envfleet.cluster.worker.recorder import Finals, Recorder, RunningEpisodes
+from envfleet.contract.arrays import Array
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode
 from envfleet.contract.infos import Infos
 from envfleet.contract.policy import Policy
@@ -54,7 +55,7 @@ class Collector:
         between_steps: Callable[[], None],
         num_probes: int = 0,
         choice: InfoChoice = NO_INFOS,
-    ) -> tuple[Arrays, str | None, RolloutInfos]:
+    ) -> tuple[dict[str, Array], str | None, RolloutInfos]:
         """The arrays of a rollout, the kind of the policy's distribution on the probed rows, and the infos' keys.
 
         Envs that fail have truncated rows, and are told of in `failures`.
@@ -109,7 +110,7 @@ class Collector:
             self._memory.begin_rollout()
         return self._memory
 
-    def _arrays(self, policy: Policy, memory: PolicyState, recorder: Recorder, finals: Finals) -> Arrays:
+    def _arrays(self, policy: Policy, memory: PolicyState, recorder: Recorder, finals: Finals) -> dict[str, Array]:
         arrays = recorder.arrays(finals)
         if "extra.values" in arrays:
             next_values = values_of(policy, self._obs, memory.argument(), self._pool.num_envs)

@@ -13,7 +13,7 @@ from envfleet.cluster.wire.evaluations import arrays_of
 from envfleet.cluster.wire.messages import Evaluate, EvaluationProgress, EvaluationReady
 from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.worker_pool import plain_parts
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes
@@ -24,8 +24,6 @@ from envfleet.policies.evaluate import Actor, EpisodePlayer
 from envfleet.policies.seeding import seed_policy
 from envfleet.pool.make import make_pool
 from envfleet.pool.pool import EnvPool
-
-Arrays = Mapping[str, Array]
 
 PROGRESS_S = 0.5  # between two messages
 

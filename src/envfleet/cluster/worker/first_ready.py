@@ -32,7 +32,7 @@ from envfleet.cluster.worker.policy_state import (
     shown_by,
     values_of,
 )
-from envfleet.cluster.worker.recorder import Arrays, Finals, Recorder, RunningEpisodes
+from envfleet.cluster.worker.recorder import Finals, Recorder, RunningEpisodes
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
 from envfleet.contract.infos import Infos
@@ -78,7 +78,7 @@ class FirstReadyCollector:
         num_probes: int = 0,
         choice: InfoChoice = NO_INFOS,
         stream: int = 0,
-    ) -> tuple[Arrays, str | None, RolloutInfos]:
+    ) -> tuple[dict[str, Array], str | None, RolloutInfos]:
         """The arrays of a rollout, the kind of the policy's distribution on the probed rows, and the infos' keys.
 
         Of all envs; or, for a stream, of the first `batch_size` of the pool that have `num_steps` rows.
@@ -204,7 +204,7 @@ class FirstReadyCollector:
 
     def _sent(
         self, columns: _Columns, copies: PolicyCopies, num_wanted: int, num_probes: int
-    ) -> tuple[Arrays, str | None, RolloutInfos]:
+    ) -> tuple[dict[str, Array], str | None, RolloutInfos]:
         """The arrays of the columns that were full first, in the order of envs."""
         env_ids, own = columns.take(num_wanted)
         versions = columns.version[own]
@@ -251,8 +251,8 @@ class _Columns:
         self.version = np.full(num_columns, NONE)
         self.has_values: bool | None = None  # None: not known yet
         self.next_values = np.zeros(num_columns, np.float32)
-        self.states: Arrays = {}  # of a recurrent policy before each row, each [num_steps, num_columns, ...]
-        self.initial_states: dict[int, Arrays | None] = {}  # by version
+        self.states: dict[str, Array] = {}  # of a recurrent policy before each row, each [num_steps, num_columns, ...]
+        self.initial_states: dict[int, dict[str, Array] | None] = {}  # by version
         self._num_envs, self._per_env = num_envs, per_env
 
     @property
@@ -299,7 +299,7 @@ class _Columns:
         own = [self.waiting.pop(env_id) for env_id in env_ids]
         return np.array(env_ids, np.int64), np.array(own, np.int64)
 
-    def keep_initial_state(self, version: int, initial: Arrays | None) -> None:
+    def keep_initial_state(self, version: int, initial: dict[str, Array] | None) -> None:
         """Keep what a policy remembers at first; that of versions that are not in use is dropped."""
         in_use = self.versions_in_use
         self.initial_states = {each: state for each, state in self.initial_states.items() if each in in_use}
@@ -308,7 +308,7 @@ class _Columns:
             shape = (self.num_steps, self._per_env * self._num_envs)
             self.states = {name: np.zeros((*shape, *rows.shape[1:]), rows.dtype) for name, rows in initial.items()}
 
-    def keep_state(self, place: tuple[Array, Array], state: Arrays) -> None:
+    def keep_state(self, place: tuple[Array, Array], state: dict[str, Array]) -> None:
         """Keep what a recurrent policy remembers before some rows."""
         for name, rows in state.items():
             self.states[name][place] = rows

@@ -20,8 +20,7 @@ class InfoRecorder:
         self._is_off = choice.keys == ()
         budget = InfoBudget(None if choice.has_objects else MOST_INFO_BYTES)
         self._steps = InfoStore(num_steps * num_envs, budget, choice.keys, choice.has_objects)
-        final_budget = InfoBudget(budget.bytes_left)
-        self._finals = InfoStore(FIRST_NUM_FINALS, final_budget, choice.keys, choice.has_objects)
+        self._finals = InfoStore(FIRST_NUM_FINALS, budget, choice.keys, choice.has_objects)
         self._num_finals = 0
 
     def write(self, steps: int | Array, rows: Array | None, infos: Infos) -> None:

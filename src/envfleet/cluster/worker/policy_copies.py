@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from envfleet.cluster.wire.messages import Weights
 from envfleet.cluster.wire.plain_values import from_plain
 from envfleet.cluster.wire.weights import digest, unpacked
 from envfleet.cluster.worker.policy_state import PolicyError
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Arrays
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.policies.adapting import build_policy
 from envfleet.policies.torch_module import prepare_worker
 from envfleet.pool.process.cpus import usable_cpus
-
-Arrays = Mapping[str, Array]
 
 
 class PolicyCopies:

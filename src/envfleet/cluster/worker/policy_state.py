@@ -14,7 +14,6 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.policy import ExposesDistribution, Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 
-Arrays = dict[str, Array]
 Result = TypeVar("Result")
 
 
@@ -41,7 +40,7 @@ class PolicyState:
         """Ask the policy for its initial state again: it may be learned, and have come with new weights."""
         self.begin_with(initial_state_of(self.policy, self._num_envs))
 
-    def begin_with(self, initial: Arrays | None) -> None:
+    def begin_with(self, initial: dict[str, Array] | None) -> None:
         """Use another initial state from now on; that of another version."""
         self._initial = initial
 
@@ -90,7 +89,7 @@ class Probing:
         """Begin a rollout; `rows` are indices as probe_rows() returns them."""
         self._rows = rows
         self._num_envs = num_envs
-        self._states: list[Arrays] = []
+        self._states: list[dict[str, Array]] = []
 
     def see(self, t: int, memory: PolicyState) -> None:
         """Keep the state of a recurrent policy before step t, of the rows that are probed."""
@@ -102,11 +101,11 @@ class Probing:
 
     def shown(
         self, policy: Policy, obs_tree: SpaceTree, obs: Sequence[Array], action_masks: Array | None = None
-    ) -> tuple[Arrays, str | None]:
+    ) -> tuple[dict[str, Array], str | None]:
         """The arrays for the head, and the kind of distribution; `obs` are leaves of [T + 1, N, ...]."""
         if not len(self._rows):
             return {}, None
-        state: Arrays = {}
+        state: dict[str, Array] = {}
         if self._states:
             state = {name: np.concatenate([each[name] for each in self._states]) for name in self._states[0]}
         rows = [leaf.reshape(-1, *leaf.shape[2:])[self._rows] for leaf in obs]
@@ -114,7 +113,9 @@ class Probing:
         return shown_by(policy, obs_tree.unflatten(rows), state, masks)
 
 
-def shown_by(policy: Policy, obs: Any, state: Arrays, action_masks: Array | None) -> tuple[Arrays, str | None]:
+def shown_by(
+    policy: Policy, obs: Any, state: dict[str, Array], action_masks: Array | None
+) -> tuple[dict[str, Array], str | None]:
     """What the policy shows of itself on some rows: the arrays for the head, and the kind of distribution."""
     arrays = {f"probe_state.{name}": rows for name, rows in state.items()}
     if not isinstance(policy, ExposesDistribution):
@@ -129,7 +130,7 @@ def shown_by(policy: Policy, obs: Any, state: Arrays, action_masks: Array | None
     return arrays, distribution.kind
 
 
-def initial_state_of(policy: Policy, num_envs: int) -> Arrays | None:
+def initial_state_of(policy: Policy, num_envs: int) -> dict[str, Array] | None:
     """What the policy remembers before an episode begins, a row for each env; None: it is not recurrent."""
     if not isinstance(policy, Recurrent):
         return None

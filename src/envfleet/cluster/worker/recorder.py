@@ -23,7 +23,6 @@ from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.policy import Acted
 from envfleet.contract.spaces import SpaceTree
 
-Arrays = dict[str, Array]
 ALL = slice(None)
 Place = int | tuple[Array, Array]  # a step of all columns, or the step and the column of each row
 
@@ -114,9 +113,9 @@ class Recorder:
             self.extras[name] = np.empty((*self._shape, *array.shape[1:]), array.dtype)
         self._has_room = True
 
-    def arrays(self, finals: Finals) -> Arrays:
+    def arrays(self, finals: Finals) -> dict[str, Array]:
         """All arrays under the names they have on the wire. Stacked frames are sent once, not for each place."""
-        arrays: Arrays = {f"action.{index}": column for index, column in enumerate(self.actions)}
+        arrays: dict[str, Array] = {f"action.{index}": column for index, column in enumerate(self.actions)}
         if self.log_probs is not None:
             arrays["log_probs"] = self.log_probs
         arrays |= {f"extra.{name}": column for name, column in self.extras.items()}
@@ -162,7 +161,7 @@ class Final:
     step: int
     column: int
     obs: Any  # what the env showed last
-    state: Arrays  # what a recurrent policy remembered of the episode; empty: it is not recurrent
+    state: dict[str, Array]  # what a recurrent policy remembered of the episode; empty: it is not recurrent
     episode_return: float
     episode_length: int
     seconds: float  # from the reset of its env to its last step
@@ -180,12 +179,12 @@ class Finals:
         steps: Sequence[int],
         columns: Array,
         obs: list[Any],
-        state: Arrays,
+        state: dict[str, Array],
         episodes: RunningEpisodes,
         envs: Array,
     ) -> None:
         """Note the ends of the episodes of `envs`; `state` has a row for each."""
-        states: list[Arrays] = [{} for _ in steps]
+        states: list[dict[str, Array]] = [{} for _ in steps]
         for name, rows in state.items():
             for each, row in zip(states, rows, strict=True):
                 each[name] = row
@@ -201,7 +200,7 @@ class Finals:
             end.column = position[end.column]
         return Finals(sorted(taken, key=lambda end: (end.step, end.column)))
 
-    def state(self) -> dict[str, Arrays]:
+    def state(self) -> dict[str, dict[str, Array]]:
         """What a recurrent policy remembered of these episodes, as an argument."""
         if not self.ends or not self.ends[0].state:
             return {}
@@ -221,7 +220,7 @@ class Finals:
         return np.array([end.value for end in self.ends], np.float32)
 
     @property
-    def arrays(self) -> Arrays:
+    def arrays(self) -> dict[str, Array]:
         """All but the observations and values, under the names they have on the wire."""
         return {
             "final_steps": np.array([end.step for end in self.ends], np.int64),

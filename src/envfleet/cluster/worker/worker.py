@@ -11,7 +11,6 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,7 +47,7 @@ from envfleet.cluster.worker.policy_copies import PolicyCopies
 from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.watchdog import leave_with_stdin
 from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Arrays
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy
 from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
@@ -57,7 +56,6 @@ from envfleet.pool.process.tolerant_output import tolerate_full_disk
 
 logger = logging.getLogger("envfleet.worker")
 
-Arrays = Mapping[str, Array]
 
 FAILED = 1  # the exit code of all that WorkerExit does not name
 
@@ -100,7 +98,7 @@ class Worker:
                 self._fail(order.order, "env" if isinstance(error, EnvFailed) else "order", error)
 
     def close(self) -> None:
-        """Close the pools."""
+        """Close the pool and its envs."""
         self._evaluations.close()
         self._pool.close()
 

@@ -18,7 +18,7 @@ from envfleet.cluster.wire.rollouts import FIXED
 from envfleet.cluster.worker.collector import Collector
 from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.first_ready import FirstReadyCollector
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.infos import Infos, InfoTable
@@ -33,7 +33,6 @@ from envfleet.pool.registrations import register_all
 
 logger = logging.getLogger("envfleet.worker")
 
-Arrays = Mapping[str, Array]
 LOST = "the worker that ran it was lost"
 HUNG = "the pool of its worker hung"
 
@@ -72,11 +71,11 @@ class WorkerPool:
         self._build()
 
     def close(self) -> None:
-        """Close the envs."""
+        """Close the pool and all of its envs."""
         self.envs.close()
 
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
-        """A row for each env."""
+        """Reset all envs, or those in the mask; the result has a row for each env."""
         self.require_idle(Autoreset(order.autoreset))
         options = from_plain(order.options)
         is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
