@@ -13,13 +13,14 @@ from tests.support.agents.masked_agents import AGENTS, NUM_STATES, MaskedAgent
 
 pytestmark = pytest.mark.slow
 
+SHORT_TAXI = envfleet.EnvSpec(id="Taxi-v4", max_episode_steps=9)
 TAXI = gymnasium.make("Taxi-v4").unwrapped
 MASKS = np.stack([TAXI.action_mask(state) for state in range(NUM_STATES)]).astype(bool)
 
 
 @pytest.fixture(scope="module", params=["native", "process"])
 def taxis(request):
-    with ClusterEnv("Taxi-v4", 2, 3, backend=request.param, max_episode_steps=9, sync=APS(1e-9, 100)) as cluster:
+    with ClusterEnv(SHORT_TAXI, 2, 3, backend=request.param, sync=APS(1e-9, 100)) as cluster:
         yield cluster
 
 
@@ -92,3 +93,35 @@ def test_mistakes_are_named(taxis):
     with pytest.raises(UsageError, match=r"must be a key"):
         taxis.rollout(agent, 5, action_mask=True)
     check_masks(taxis.rollout(agent, 20, action_mask="action_mask"))
+
+
+@pytest.mark.parametrize("backend", ["native", "process"])
+def test_masks_of_the_envs_that_are_ready_first(backend):
+    agent = MaskedAgent()
+    with ClusterEnv(SHORT_TAXI, 2, 4, worker_batch_size=2, backend=backend) as cluster:
+        for _ in range(2):
+            check_masks(cluster.rollout(agent, 20, action_mask="action_mask"))
+        stream = cluster.stream(agent, 10, action_mask="action_mask", infos=("action_mask",))
+        for _ in range(8):
+            rollout = next(stream)
+            check_masks(rollout)
+            # Infos are those of the observation that follows.
+            np.testing.assert_array_equal(rollout.infos["action_mask"][:-1], MASKS[rollout.obs[1:]])
+            cluster.publish(agent)
+        stream.close()
+
+
+@pytest.mark.parametrize("backend", ["native", "process"])
+def test_masks_in_an_evaluation(backend):
+    """They decide what the agent does, on the cluster as here."""
+    agent = MaskedAgent()
+    with ClusterEnv(SHORT_TAXI, 2, 3, backend=backend) as cluster:
+        on_cluster = cluster.evaluate(agent, 10, seed=3, action_mask="action_mask")
+        with pytest.raises((UsageError, envfleet.WorkerFailed), match="no such key"):
+            cluster.evaluate(agent, 2, seed=3, action_mask="mask")
+    with envfleet.make(SHORT_TAXI, 4) as pool:
+        here = envfleet.evaluate(pool, agent, 10, seed=3, action_mask="action_mask")
+        without = envfleet.evaluate(pool, agent, 10, seed=3)
+    np.testing.assert_array_equal(on_cluster.returns, here.returns)
+    np.testing.assert_array_equal(on_cluster.lengths, here.lengths)
+    assert (here.returns != without.returns).any()

@@ -115,9 +115,8 @@ def test_a_killed_worker_is_replaced_and_plays_anew(tmp_path):
     result = {}
     with cluster(num_envs=2, env_kwargs={"folder": str(tmp_path)}) as envs:
         pid = envs.stats().workers[1].pid
+        (tmp_path / "hold").touch()  # before the stream: a worker that has used up its credit does not step
         stream, accounts = envs.stream(ModalAgent(), 3), 0
-        next(stream)
-        (tmp_path / "hold").touch()
         wait_until(lambda: (tmp_path / f"holding-{pid}").exists(), "worker 1 holds in the stream")
 
         def play():

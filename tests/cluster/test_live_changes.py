@@ -167,3 +167,21 @@ def test_errors():
         pytest.raises(UsageError, match="native envs cannot be changed while they run"),
     ):
         envs.broadcast("length", 1.0)
+
+
+def test_first_ready_and_evaluation():
+    """Columns of first-ready rollouts say their changes; envs of evaluations have them too."""
+    levels, policy = [0], FunctionPolicy(first_action, weights={}, act_deterministically=first_action)
+    with cluster("process", worker_batch_size=1) as envs:
+        stream = envs.stream(policy, 4)
+        for number in range(1, 8):
+            levels.append(100 + number)
+            assert envs.broadcast("level", levels[-1]) == number
+            require_exact(next(stream), levels)
+        evaluation = envs.evaluate(policy, 4, seed=1)
+        assert evaluation.infos["level"].tolist() == [107] * 4
+        take_until_all_have(stream, 7, levels)
+        stream.close()
+        levels.append(500)
+        envs.broadcast("level", 500)
+        require_exact(envs.rollout(policy, 8), levels)

@@ -585,6 +585,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         deterministic: bool = True,
         seed: int | None = None,
         num_recorded: int = 0,
+        action_mask: str | None = None,
         timeout_s: float | None = None,
     ) -> Evaluation:
         """Play exactly `num_episodes` whole episodes on the workers, and return what they came to.
@@ -600,6 +601,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             seed: From which the seeds of the episodes are made; None: a new one, which `Evaluation.seed` names.
             num_recorded: Number of episodes whose frames are kept, the first ones. The envs need
                 `render_mode="rgb_array"`.
+            action_mask: As for rollout().
             timeout_s: Seconds without a finished episode before ClusterTimeout; None: `timing.timeout_s`.
 
         Returns:
@@ -619,7 +621,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         timeout_s = self._timing.timeout_s if timeout_s is None else positive("timeout_s", timeout_s)
         is_deterministic = true_or_false("deterministic", deterministic)
         space = self.single_action_space
-        return evaluate_on(self._run, space, agent, num_episodes, seed, is_deterministic, num_recorded, timeout_s)
+        given = agent, num_episodes, seed, is_deterministic, num_recorded, action_mask, timeout_s
+        return evaluate_on(self._run, space, *given)
 
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:
         """Change the number of workers: the last ones go. `num_envs`, `batch_size` and the spaces follow.

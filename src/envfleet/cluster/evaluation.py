@@ -132,6 +132,7 @@ def evaluate_on(
     seed: int,
     is_deterministic: bool,
     num_recorded: int,
+    action_mask: str | None,
     timeout_s: float,
 ) -> Evaluation:
     """Evaluate an agent on the workers of a run. The arguments are checked."""
@@ -148,6 +149,7 @@ def evaluate_on(
             seeds=[seeds[number] for number in numbers],
             num_recorded=sum(number < num_recorded for number in numbers),
             is_deterministic=is_deterministic,
+            action_mask=action_mask,
             code=Code(code_id=1, factory=code.factory, kwargs=to_plain(dict(code.kwargs))),
             weights=Weights(version=1, code_id=1, digest=digest(weights), bfloat16=[]),
         )

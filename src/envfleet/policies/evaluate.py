@@ -17,6 +17,7 @@ from envfleet.contract.evaluation import Episodes, Evaluation, fresh_seed, seeds
 from envfleet.contract.infos import Info, InfoTable
 from envfleet.contract.policy import Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
+from envfleet.policies.action_masks import ActionMasks
 from envfleet.policies.adapting import as_policy
 from envfleet.policies.deterministic import deterministic_act
 from envfleet.policies.seeding import random_numbers_kept
@@ -31,6 +32,7 @@ def evaluate(
     deterministic: bool = True,
     seed: int | None = None,
     num_recorded: int = 0,
+    action_mask: str | None = None,
     timeout_s: float = 300.0,
 ) -> Evaluation:
     """Play exactly `num_episodes` whole episodes, and return what they came to.
@@ -48,6 +50,7 @@ def evaluate(
         seed: From which the seeds of the episodes are made; None: a new one, which `Evaluation.seed` names.
         num_recorded: Number of episodes whose frames are kept, the first ones. The envs need
             `render_mode="rgb_array"`.
+        action_mask: The key of the action masks in the envs' infos, which the policy gets; None: it gets none.
         timeout_s: Seconds without a finished episode before PoolTimeout.
 
     Returns:
@@ -55,7 +58,7 @@ def evaluate(
 
     Raises:
         UsageError: `agent` is no policy or cannot act deterministically, envs cannot be reset one by one, the pool is
-            asynchronous, or an argument is wrong.
+            asynchronous, the infos have no masks under this key, or an argument is wrong.
         EnvFailed: An env raised, or its process died.
         PoolTimeout: No episode was finished for `timeout_s`, or an env hangs.
     """
@@ -66,7 +69,7 @@ def evaluate(
     seeds = seeds_of_episodes(seed, num_episodes)
     true_or_false("deterministic", deterministic)
     actor = Actor(as_policy(agent), envs.single_action_space, envs.num_envs, deterministic)
-    player = EpisodePlayer(envs, actor, seeds, num_recorded)
+    player = EpisodePlayer(envs, actor, seeds, num_recorded, action_mask)
     deadline = _Deadline(num_episodes, timeout_s)
     if not deterministic:
         return Evaluation.of(player.play(deadline.check), seeds, seed)
@@ -89,8 +92,8 @@ class Acting(Protocol):
     def begin(self, rows: Array) -> None:
         """Begin an episode in each of these envs."""
 
-    def act(self, obs: Any) -> Any:
-        """Choose an action for each env."""
+    def act(self, obs: Any, masks: dict[str, Any]) -> Any:
+        """Choose an action for each env; `masks` is the keyword argument with action masks, or empty."""
 
 
 class Actor:
@@ -113,12 +116,12 @@ class Actor:
         for name, array in self._state.items():
             array[rows] = self._initial[name][rows]
 
-    def act(self, obs: Any) -> Any:
+    def act(self, obs: Any, masks: dict[str, Any]) -> Any:
         """Choose an action for each env, a batch in the form of the space. UsageError if they do not fit it."""
         if self._state is None:
-            actions = self._act(obs).actions
+            actions = self._act(obs, **masks).actions
         else:
-            acted = self._act(obs, state={name: rows.copy() for name, rows in self._state.items()})
+            acted = self._act(obs, state={name: rows.copy() for name, rows in self._state.items()}, **masks)
             self._state = self._checked_state(acted.state)
             actions = acted.actions
         leaves = self._actions.require_batch(actions, self._num_envs, "actions")
@@ -138,7 +141,12 @@ class EpisodePlayer:
     """Plays given episodes in the envs of one vector env: env i of N those at places i, i + N, i + 2N, ..."""
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], actor: Acting, seeds: Sequence[int], num_recorded: int = 0
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        actor: Acting,
+        seeds: Sequence[int],
+        num_recorded: int = 0,
+        action_mask: str | None = None,
     ) -> None:
         """Play nothing yet.
 
@@ -147,8 +155,10 @@ class EpisodePlayer:
             actor: Chooses the actions.
             seeds: Of the episodes, one each.
             num_recorded: Number of episodes whose frames are kept, the first ones.
+            action_mask: The key of the action masks in the infos; None: there are none.
         """
         self._envs = envs
+        self._action_mask = action_mask
         self._actor = actor
         self._seeds = seeds
         self._num_recorded = num_recorded
@@ -173,7 +183,9 @@ class EpisodePlayer:
         """
         num_envs = self._envs.num_envs
         seeds = [self._seeds[env % len(self._seeds)] for env in range(num_envs)]
-        obs, _ = self._envs.reset(seed=seeds)  # type: ignore[arg-type]  # Gymnasium's vector envs take lists
+        obs, infos = self._envs.reset(seed=seeds)  # type: ignore[arg-type]  # Gymnasium's vector envs take lists
+        self._masks = ActionMasks(num_envs, infos)
+        self._masks.begin(self._action_mask, num_steps=0)
         self._actor.begin(np.arange(num_envs))
         self._record(np.arange(num_envs))
         while len(self._infos) < len(self._seeds):
@@ -190,7 +202,7 @@ class EpisodePlayer:
 
     def _step(self, obs: Any) -> Any:
         """One step of the envs that have an episode. Returns what all envs show."""
-        actions = self._actor.act(obs)
+        actions = self._actor.act(obs, self._masks.argument())
         envs = np.flatnonzero(self._episodes < len(self._seeds))
         if len(envs) == self._envs.num_envs or not self._steps_some:
             obs, rewards, terminated, truncated, infos = self._envs.step(actions)
@@ -205,9 +217,11 @@ class EpisodePlayer:
         self._lengths[episodes] += 1
         # With same-step autoreset the last frame of an episode is gone.
         self._record(envs[~ended] if self._autoreset is AutoresetMode.SAME_STEP else envs)
+        table = InfoTable(len(rewards), infos)
+        self._see_masks(table, rows[~ended], envs[~ended])
         if not ended.any():
             return obs
-        self._finish(envs[ended], rows[ended], terminated, truncated, InfoTable(len(rewards), infos))
+        self._finish(envs[ended], rows[ended], terminated, truncated, table)
         return self._begin(obs, envs[ended])
 
     def _finish(self, envs: Array, rows: Array, terminated: Array, truncated: Array, infos: InfoTable) -> None:
@@ -233,10 +247,16 @@ class EpisodePlayer:
         seeds: list[int | None] = [None] * self._envs.num_envs
         for env in envs[has_next].tolist():
             seeds[env] = self._seeds[self._episodes[env]]
-        obs, _ = self._envs.reset(seed=seeds, options={"reset_mask": mask})  # type: ignore[arg-type]
+        obs, infos = self._envs.reset(seed=seeds, options={"reset_mask": mask})  # type: ignore[arg-type]
+        self._see_masks(InfoTable(self._envs.num_envs, infos), chosen, chosen)
         self._actor.begin(chosen)
         self._record(envs[has_next])
         return obs
+
+    def _see_masks(self, infos: InfoTable, rows: Array, envs: Array) -> None:
+        """Take the action masks of what `envs` show now; `rows` are theirs in the infos."""
+        if self._action_mask is not None and len(envs):
+            self._masks.see(infos.select(rows).columns, envs)
 
     def _record(self, envs: Array) -> None:
         """Keep a frame of each of these envs whose episode is recorded."""

@@ -46,8 +46,10 @@ class TimeLine:
             self.episode_length += 1
             found = rollout.rewards[t, column], rollout.terminations[t, column], rollout.truncations[t, column]
             assert found == (rewards[0], terminated[0], truncated[0])
+            check_info(rollout.infos, (t, column), info)
             if terminated[0] or truncated[0]:
                 row = ends.pop(0)
+                check_info(rollout.final_infos, row, info.get("final_info", {}))
                 assert rollout.final_steps[row] == t
                 require_equal(rollout.final_obs[row], info["final_obs"][0], "final_obs")
                 values = agent.values(info["final_obs"][0][None], **self._state())
@@ -63,6 +65,14 @@ class TimeLine:
 
     def _state(self):
         return {} if self.state is None else {"state": self.state}
+
+
+def check_info(infos, place, expected):
+    """The infos of a row are those of the env alone."""
+    keys = [key for key in expected if f"_{key}" in expected and not key.startswith("final_")]
+    assert {key for key in infos if f"_{key}" in infos and infos[f"_{key}"][place]} == set(keys)
+    for key in keys:
+        assert infos[key][place] == expected[key][0], key
 
 
 class TimeLines:

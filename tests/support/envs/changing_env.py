@@ -45,7 +45,7 @@ class ChangingEnv(gymnasium.Env[Any, Any]):
         if self._is_doomed:
             raise RuntimeError("told to fail")
         self._num_steps += 1
-        return self._obs(), 1.0, self._num_steps >= self._length, False, {}
+        return self._obs(), 1.0, self._num_steps >= self._length, False, {"level": self.level}
 
     def _obs(self) -> Any:
         return np.array([self.level, len(self.calls), self._start, os.getpid(), self._num_steps], np.float64)

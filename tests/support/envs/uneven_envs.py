@@ -20,7 +20,7 @@ class UnevenEnv(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.place, self.num_steps = self.np_random.normal(), 0
-        return self._obs(), {}
+        return self._obs(), self._info()
 
     def step(self, action):
         if self.step_s:
@@ -28,7 +28,11 @@ class UnevenEnv(gymnasium.Env):
         self.place += (int(action) - 1) * self.np_random.random()
         self.num_steps += 1
         has_ended = bool(self.np_random.random() < 0.15)
-        return self._obs(), float(self.place), has_ended and self.num_steps % 2 == 0, has_ended, {}
+        return self._obs(), float(self.place), has_ended and self.num_steps % 2 == 0, has_ended, self._info()
+
+    def _info(self):
+        """A number in each info, and another one in every third."""
+        return {"place": self.place} | ({"third": self.num_steps} if self.num_steps % 3 == 0 else {})
 
     def _obs(self):
         return np.array([self.place, self.num_steps], np.float32)

@@ -389,6 +389,7 @@ class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
     seeds: list[int]  # of the episodes, one each
     num_recorded: int  # the first of them, whose frames are wanted
     is_deterministic: bool
+    action_mask: str | None = None  # the key of the masks in the infos, for the policy
     code: Code
     weights: Weights
 

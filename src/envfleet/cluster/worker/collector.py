@@ -14,7 +14,6 @@ from envfleet.cluster.wire.codec import BadMessage
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.row_checks import RowChecks
 from envfleet.cluster.wire.spare_arrays import SpareArrays
-from envfleet.cluster.worker.action_masks import ActionMasks
 from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.info_recorder import InfoRecorder
 from envfleet.cluster.worker.policy_state import PolicyError, PolicyState, Probing, asked, checked_values, values_of
@@ -24,6 +23,7 @@ from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode
 from envfleet.contract.infos import Infos
 from envfleet.contract.policy import Policy
 from envfleet.contract.spaces import SpaceTree
+from envfleet.policies.action_masks import ActionMasks
 from envfleet.pool.pool import EnvPool
 
 NO_INFOS = InfoChoice(keys=())

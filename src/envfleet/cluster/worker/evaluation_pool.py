@@ -17,6 +17,7 @@ from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes
+from envfleet.contract.live_changes import LiveChanges
 from envfleet.contract.policy import Policy
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
@@ -31,11 +32,15 @@ PROGRESS_S = 0.5  # between two messages
 class EvaluationPool:
     """Built by the first evaluation, kept for the next one; built again after a failure, or if more envs are needed."""
 
-    def __init__(self, spec: EnvSpec, config: PoolConfig, attributes: Mapping[str, list[Any]]) -> None:
-        """Build nothing yet. `attributes` has a value for each of the worker's envs, and may change."""
+    def __init__(
+        self, spec: EnvSpec, config: PoolConfig, attributes: Mapping[str, list[Any]], changes: LiveChanges
+    ) -> None:
+        """Build nothing yet. `attributes` has a value for each of the worker's envs; they and `changes` may change."""
         self._spec = spec
         self._config = config
         self._attributes = attributes
+        self._changes = changes
+        self._num_changes = 0  # the number of the last one that the pool has
         self._pool: EnvPool | None = None
 
     def close(self) -> None:
@@ -64,7 +69,9 @@ class EvaluationPool:
         actor = _GuardedActor(policy, pool, order.is_deterministic)
         progress = _Progress(order.order, between_steps, say)
         try:
-            episodes = EpisodePlayer(pool, actor, order.seeds, order.num_recorded).play(progress.before_step)
+            episodes = EpisodePlayer(pool, actor, order.seeds, order.num_recorded, order.action_mask).play(
+                progress.before_step
+            )
         except EnvFailed:
             self.close()  # results of the other envs may be under way
             raise
@@ -86,9 +93,13 @@ class EvaluationPool:
                 switches_autoreset=False,
             )
             self._pool = make_pool(_first_envs(self._spec, num_envs, self._config.num_envs), config)
+            self._num_changes = 0
         pool = self._pool
         for name, values in self._attributes.items():
             pool.set_attr(name, values[: pool.num_envs])
+        for change in self._changes.last:
+            if change.number > self._num_changes:
+                self._num_changes = pool.change(change)
         return pool
 
 
@@ -110,9 +121,9 @@ class _GuardedActor:
     def begin(self, rows: Array) -> None:
         self._actor.begin(rows)
 
-    def act(self, obs: Any) -> Any:
+    def act(self, obs: Any, masks: dict[str, Any]) -> Any:
         try:
-            return self._actor.act(obs)
+            return self._actor.act(obs, masks)
         except Exception as error:
             raise PolicyError(f"the policy raised {type(error).__name__}: {error}") from error
 

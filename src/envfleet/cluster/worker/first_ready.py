@@ -18,7 +18,6 @@ from envfleet.cluster.sync import probe_places
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.row_checks import RowChecks
 from envfleet.cluster.wire.spare_arrays import SpareArrays
-from envfleet.cluster.worker.action_masks import ActionMasks
 from envfleet.cluster.worker.collector import NO_INFOS, final_values, received_from, require_actions
 from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.held_infos import HeldInfos
@@ -37,6 +36,7 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
 from envfleet.contract.infos import Infos
 from envfleet.contract.spaces import SpaceTree
+from envfleet.policies.action_masks import ActionMasks
 from envfleet.pool.pool import EnvPool
 
 NONE = -1  # no column

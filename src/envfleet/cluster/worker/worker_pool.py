@@ -224,9 +224,9 @@ class WorkerPool:
         )
 
     @property
-    def env_settings(self) -> tuple[EnvSpec, PoolConfig, Mapping[str, list[Any]]]:
-        """What another pool of such envs needs: spec, settings, and the attributes that are set, now or later."""
-        return self._spec, self._plan.pool, self._attributes
+    def env_settings(self) -> tuple[EnvSpec, PoolConfig, Mapping[str, list[Any]], LiveChanges]:
+        """What another pool of such envs needs: spec, settings, attributes and changes, which may become more."""
+        return self._spec, self._plan.pool, self._attributes, self._changes
 
     # -- inside --
 
