@@ -125,3 +125,17 @@ def test_masks_in_an_evaluation(backend):
     np.testing.assert_array_equal(on_cluster.returns, here.returns)
     np.testing.assert_array_equal(on_cluster.lengths, here.lengths)
     assert (here.returns != without.returns).any()
+
+
+def test_a_wrong_key_in_a_first_ready_stream():
+    """Each order of the stream says so; none of them goes on with the masks of another one."""
+    agent = MaskedAgent()
+    with ClusterEnv(SHORT_TAXI, 1, 4, worker_batch_size=2) as cluster:
+        check_masks(cluster.rollout(agent, 20, action_mask="action_mask"))
+        stream = cluster.stream(agent, 5, action_mask="prob")
+        for _ in range(3):
+            with pytest.raises(UsageError, match="action_mask='prob'"):
+                next(stream)
+        stream.close()
+        cluster.reset(seed=1)
+        check_masks(cluster.rollout(agent, 20, action_mask="action_mask"))

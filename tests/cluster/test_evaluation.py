@@ -184,3 +184,16 @@ def test_errors_reach_the_caller_and_leave_nothing_behind(tmp_path):
             envs.evaluate(ModalAgent(), 60, seed=SEED)
         assert 0 <= raised.value.env_id < 4
         assert envs.evaluate(ModalAgent(), 1, seed=SEED).num_episodes == 1
+
+
+def test_wrong_names_are_refused_before_an_order_is_issued():
+    """A worker cannot read them, and would wait for that order for ever."""
+    with cluster(num_envs=1) as envs:
+        for wrong in (
+            lambda: envs.evaluate(ModalAgent(), 1, action_mask=True),
+            lambda: envs.call(5),
+            lambda: envs.set_attr(None, 1),
+        ):
+            with pytest.raises(UsageError):
+                wrong()
+        assert envs.evaluate(ModalAgent(), 1, seed=1).num_episodes == 1

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal
 
 import envfleet
@@ -252,3 +253,42 @@ def test_modes_of_torch():
 
 def test_the_longest_episode_is_long():
     assert max(map(expected_length, range(200))) == LONG
+
+
+class _Corridor(gymnasium.Env):
+    """Of a given length; one action is allowed in each step, and its info says which."""
+
+    observation_space, action_space = gymnasium.spaces.Discrete(100), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length):
+        self._length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place = 0
+        return self._place, self._info()
+
+    def step(self, action):
+        assert action == self._place % 2, f"action {action} is not allowed at {self._place}"
+        self._place += 1
+        return self._place, 1.0, self._place == self._length, False, self._info()
+
+    def _info(self):
+        return {"mask": np.array([self._place % 2 == 0, self._place % 2 == 1])}
+
+
+def _first_allowed(obs, action_mask):
+    return action_mask.argmax(1)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("num_episodes", [2, 4, 6])
+def test_vector_envs_whose_envs_step_together(mode, num_episodes):
+    """Those without an episode are stepped too, with masks, and reset where they must be."""
+    envs = SyncVectorEnv([lambda length=length: _Corridor(length) for length in (7, 3, 4, 3)], autoreset_mode=mode)
+    agent = envfleet.FunctionPolicy(_first_allowed, act_deterministically=_first_allowed)
+    evaluation = envfleet.evaluate(envs, agent, num_episodes, seed=1, action_mask="mask")
+    assert evaluation.lengths.tolist() == [7, 3, 4, 3, 7, 3][:num_episodes]
+    with pytest.raises(envfleet.UsageError, match="action_mask must be a key"):
+        envfleet.evaluate(envs, agent, 1, action_mask=True)
+    envs.close()

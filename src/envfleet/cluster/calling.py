@@ -13,7 +13,7 @@ from envfleet.cluster.wire.messages import Call, SetAttr
 from envfleet.cluster.wire.orders import Order
 from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.contract.arrays import Array
-from envfleet.contract.errors import EnvBusy
+from envfleet.contract.errors import EnvBusy, UsageError
 from envfleet.pool.arguments import values_for
 
 GIVEN_UP = "The call is given up: envs may still carry it out, but what they return is dropped"
@@ -30,6 +30,7 @@ class Calling:
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Call a method of each of `env_ids`, or get an attribute. Only their workers are asked."""
+        _require_name(name)  # a worker cannot read an order with anything else, and would never carry out the next one
         plain_args, plain_kwargs = to_plain(args, "args"), to_plain(kwargs, "kwargs")
         num_each = self._run.num_envs_per_worker
         rows: dict[int, list[int]] = {}
@@ -45,6 +46,7 @@ class Calling:
 
     def set_attr(self, name: str, values: Any, env_ids: Array | None = None) -> None:
         """Set an attribute of each env, or of `env_ids`: all envs of some workers. See EnvPool.set_attr()."""
+        _require_name(name)
         num_workers, num_each = self._run.num_workers, self._run.num_envs_per_worker
         chosen = np.arange(num_workers * num_each) if env_ids is None else env_ids
         rows = workers_of(chosen, num_workers, num_each)
@@ -81,3 +83,8 @@ class Calling:
         return {
             worker: each.result for worker, each in zip(workers, answers, strict=True) if isinstance(each.result, list)
         }
+
+
+def _require_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise UsageError(f"the name of a method or attribute must be text; got {name!r}")

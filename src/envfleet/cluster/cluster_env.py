@@ -621,7 +621,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         timeout_s = self._timing.timeout_s if timeout_s is None else positive("timeout_s", timeout_s)
         is_deterministic = true_or_false("deterministic", deterministic)
         space = self.single_action_space
-        given = agent, num_episodes, seed, is_deterministic, num_recorded, action_mask, timeout_s
+        key = InfoChoice.of((), action_mask).action_mask
+        given = agent, num_episodes, seed, is_deterministic, num_recorded, key, timeout_s
         return evaluate_on(self._run, space, *given)
 
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:

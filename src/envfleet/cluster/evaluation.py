@@ -53,7 +53,10 @@ class ClusterEvaluation:
         activity = self._run.activity  # a stream must not be collected meanwhile: that would cancel all orders
         progress = Progress()
         try:
-            self._share(list(range(self._num_episodes)), self._players())
+            players = self._players()
+            if not players:
+                raise WorkerLost(f"all workers were given up.\n{GIVEN_UP}")
+            self._share(list(range(self._num_episodes)), players)
             self._wait(timeout_s, progress)
         finally:
             progress.close()
@@ -102,7 +105,10 @@ class ClusterEvaluation:
     def _take(self) -> None:
         for worker in [worker for worker in self._shares if self._fleet[worker].evaluations]:
             answer: Answered = self._fleet[worker].evaluations.popleft()
-            _, numbers = self._shares.pop(worker)
+            order, numbers = self._shares[worker]
+            if answer.order != order:  # of an evaluation that was interrupted
+                continue
+            del self._shares[worker]
             if not isinstance(answer.result, Episodes):
                 raise errors_of(answer, self._run.num_envs_per_worker, "", False, GIVEN_UP)[0]
             self._played.append((numbers, answer.result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.infos import Infos, InfoTable, dtype_for_all, mask_key
 
 Path = tuple[str, ...]  # the keys that lead to a column: more than one inside a dictionary
+MOST_PADDING, MOST_PADDING_BYTES = 64, 64 << 20  # a joined column that is larger than both is sparse
 
 
 class Dense(NamedTuple):
@@ -100,7 +102,7 @@ def joined(parts: Sequence[FlatInfos], shapes: Sequence[tuple[int, ...]], axis: 
             found = [each for each, is_it in zip(found, is_inside, strict=True) if is_it]
         places = [(slice(None),) * axis + (slice(offsets[index], offsets[index + 1]),) for index, _ in found]
         common = _common_column([each for _, each in found])
-        if common is None:
+        if common is None or _is_too_sparse(common, shape, found):
             flat[path] = _joined_objects(found, offsets, axis)
             continue
         row_shape, dtype = common
@@ -112,6 +114,18 @@ def joined(parts: Sequence[FlatInfos], shapes: Sequence[tuple[int, ...]], axis: 
                 values[place] = column.values
         flat[path] = Dense(values, mask)
     return flat
+
+
+def _is_too_sparse(
+    common: tuple[tuple[int, ...], np.dtype[Any] | None], shape: tuple[int, ...], found: Sequence[tuple[int, Any]]
+) -> bool:
+    """Whether a column would be much larger than what came: large values of a few rows, beside many other rows."""
+    row_shape, dtype = common
+    if dtype is None:
+        return False
+    num_bytes = math.prod((*shape, *row_shape)) * dtype.itemsize
+    came = sum(int(column.values.nbytes) for _, column in found if column.values is not None)
+    return num_bytes > max(MOST_PADDING_BYTES, MOST_PADDING * came)
 
 
 def _common_column(columns: Sequence[Dense | Sparse]) -> tuple[tuple[int, ...], np.dtype[Any] | None] | None:

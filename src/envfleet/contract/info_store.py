@@ -245,6 +245,9 @@ class InfoStore:
             if common is None or row_shape != column.row_shape:
                 return False
             if common != column.dtype:
+                if not self._budget.take(column.values.size * (common.itemsize - column.dtype.itemsize), 0):
+                    self._leave_out(key, f"{common} {row_shape}, for which there is no more room")
+                    return True
                 column.widen(common)
             return True
         num_bytes = self._num_rows * (1 + math.prod(row_shape) * dtype.itemsize)

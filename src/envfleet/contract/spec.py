@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,8 @@ class EnvSpec:
         if isinstance(self.kwargs, Mapping):
             return dict(self.kwargs)
         each = [self.kwargs_of(index, num_envs) for index in range(num_envs)]
-        is_same = all(repr(kwargs) == repr(each[0]) for kwargs in each)  # values need not be comparable
+        with np.printoptions(threshold=sys.maxsize):  # arrays whole
+            is_same = all(repr(kwargs) == repr(each[0]) for kwargs in each)  # values need not be comparable
         return each[0] if is_same else None
 
 

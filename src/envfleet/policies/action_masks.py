@@ -66,7 +66,9 @@ class ActionMasks:
         if self._key is None:
             return
         num_rows = self._num_envs if rows is None else len(rows)
-        taken = self._taken(self._key, infos, num_rows)
+        key, self._key = self._key, None  # until all is well: masks that lack some rows are not used again
+        taken = self._taken(key, infos, num_rows)
+        self._key = key
         if rows is None:
             self._current = taken
         else:

@@ -14,7 +14,7 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.checks import positive, true_or_false, whole_number
 from envfleet.contract.errors import PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes, Evaluation, fresh_seed, seeds_of_episodes
-from envfleet.contract.infos import Info, InfoTable
+from envfleet.contract.infos import Info, InfoTable, mask_key
 from envfleet.contract.policy import Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.action_masks import ActionMasks
@@ -68,6 +68,8 @@ def evaluate(
     seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0)
     seeds = seeds_of_episodes(seed, num_episodes)
     true_or_false("deterministic", deterministic)
+    if action_mask is not None and not isinstance(action_mask, str):
+        raise UsageError(f"action_mask must be a key of the envs' infos, or None; got {action_mask!r}")
     actor = Actor(as_policy(agent), envs.single_action_space, envs.num_envs, deterministic)
     player = EpisodePlayer(envs, actor, seeds, num_recorded, action_mask)
     deadline = _Deadline(num_episodes, timeout_s)
@@ -212,17 +214,24 @@ class EpisodePlayer:
             some_obs, rewards, terminated, truncated, infos = step
             obs = self._with_rows(obs, envs, some_obs)
             rows = np.arange(len(envs))
-        episodes, ended = self._episodes[envs], (terminated | truncated)[rows]
+        has_ended = terminated | truncated
+        episodes, ended = self._episodes[envs], has_ended[rows]
         self._returns[episodes] += rewards[rows]
         self._lengths[episodes] += 1
         # With same-step autoreset the last frame of an episode is gone.
         self._record(envs[~ended] if self._autoreset is AutoresetMode.SAME_STEP else envs)
         table = InfoTable(len(rewards), infos)
         self._see_masks(table, rows[~ended], envs[~ended])
-        if not ended.any():
-            return obs
-        self._finish(envs[ended], rows[ended], terminated, truncated, table)
-        return self._begin(obs, envs[ended])
+        idle: Array = np.zeros(0, np.int64)  # envs without an episode that were stepped, and must be reset
+        if not self._steps_some:
+            all_envs = np.arange(self._envs.num_envs)
+            others = np.setdiff1d(all_envs, envs[~ended])
+            self._see_masks(table, others, others, must_have=False)
+            if self._autoreset is AutoresetMode.DISABLED:
+                idle = np.setdiff1d(all_envs[has_ended], envs)
+        if ended.any():
+            self._finish(envs[ended], rows[ended], terminated, truncated, table)
+        return self._begin(obs, envs[ended], idle)
 
     def _finish(self, envs: Array, rows: Array, terminated: Array, truncated: Array, infos: InfoTable) -> None:
         """Note how the episodes of `envs` ended; `rows` are theirs in the arrays."""
@@ -235,11 +244,11 @@ class EpisodePlayer:
             self._infos[episode] = its_infos.row(index)
         self._episodes[envs] += self._envs.num_envs
 
-    def _begin(self, obs: Any, envs: Array) -> Any:
-        """Begin the next episodes of `envs`, as far as there are any. Returns what all envs show."""
+    def _begin(self, obs: Any, envs: Array, idle: Array) -> Any:
+        """Begin the next episodes of `envs`, as far as there are any; reset `idle`. Returns what all envs show."""
         has_next = self._episodes[envs] < len(self._seeds)
         must_reset = not self._steps_some and self._autoreset is AutoresetMode.DISABLED  # all envs are stepped on
-        chosen = envs if must_reset else envs[has_next]
+        chosen = np.concatenate([envs if must_reset else envs[has_next], idle])
         if not len(chosen):
             return obs
         mask = np.zeros(self._envs.num_envs, np.bool_)
@@ -253,9 +262,14 @@ class EpisodePlayer:
         self._record(envs[has_next])
         return obs
 
-    def _see_masks(self, infos: InfoTable, rows: Array, envs: Array) -> None:
-        """Take the action masks of what `envs` show now; `rows` are theirs in the infos."""
-        if self._action_mask is not None and len(envs):
+    def _see_masks(self, infos: InfoTable, rows: Array, envs: Array, must_have: bool = True) -> None:
+        """Take the action masks of what `envs` show now, or of those that have one; `rows` are theirs in the infos."""
+        if self._action_mask is None:
+            return
+        if not must_have:
+            has: Any = infos.columns.get(mask_key(self._action_mask), np.zeros(infos.num_rows, np.bool_))
+            rows, envs = rows[has[rows]], envs[has[rows]]
+        if len(envs):
             self._masks.see(infos.select(rows).columns, envs)
 
     def _record(self, envs: Array) -> None:

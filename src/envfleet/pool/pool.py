@@ -429,6 +429,15 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             return result
         return rows_of_result(self._obs, result, np.flatnonzero(~np.isin(result[4]["env_id"], padding)))
 
+    def drop_results(self) -> None:
+        """Wait for the envs that are in flight, and drop what they return.
+
+        Raises:
+            PoolTimeout: Envs are still at work after `timeout_s`.
+        """
+        self._require_open()
+        self._clear_flight()
+
     # -- live changes --
 
     def broadcast(self, name: str, value: Any) -> int:

@@ -8,7 +8,7 @@ from envfleet.cluster.info_choice import ALL_INFOS, InfoChoice
 from envfleet.cluster.wire.codec import BadMessage
 from envfleet.cluster.wire.info_arrays import packed, unpacked
 from envfleet.cluster.wire.messages import RolloutInfos
-from envfleet.contract.flat_infos import Dense, Sparse, nested
+from envfleet.contract.flat_infos import Dense, Sparse, joined, nested
 from envfleet.testing.programs import require_equal
 
 T, N, F = 4, 3, 2
@@ -132,3 +132,30 @@ def test_what_was_not_asked_for_is_refused():
     arrays["info.0"] = np.zeros((T, N, 300_000))
     with pytest.raises(BadMessage, match="at most 16,777,216 if no keys"):
         received(infos | {"objects": msgspec.Raw(b"\x80")}, arrays, InfoChoice())
+
+
+def test_names_without_number_are_refused_before_they_are_made():
+    """Two megabytes of empty lists would become 140 MB of objects."""
+    bomb = b"\x81\xa5steps\xdd" + (1 << 20).to_bytes(4, "big") + b"\x90" * (1 << 20)
+    with pytest.raises(msgspec.ValidationError, match="length <= 256"):
+        msgspec.msgpack.decode(bomb, type=RolloutInfos)
+
+
+def test_columns_of_no_rows_are_refused():
+    """They have no bytes, and could have any shape."""
+    infos = RolloutInfos(finals=[["x"]])
+    with pytest.raises(BadMessage, match="of which there are none"):
+        unpacked(infos, {"final_info.0": np.zeros((0, 1 << 40), np.float64)}, ALL_INFOS, 2, 3, 0)
+
+
+def test_the_name_of_another_ones_mask_is_refused():
+    infos, arrays = RolloutInfos(steps=[["x"], ["_x"]]), {f"info.{index}": np.zeros((2, 3)) for index in range(2)}
+    with pytest.raises(BadMessage, match="name of the mask of another one"):
+        unpacked(infos, arrays, ALL_INFOS, 2, 3, 0)
+
+
+def test_few_large_rows_beside_many_stay_sparse():
+    large = {("x",): Dense(np.ones((1, 1 << 17)), np.ones(1, np.bool_))}
+    flat = joined([large, {}], [(1,), (100_000,)], 0)  # 100 GB, if it were dense
+    assert isinstance(flat["x",], Sparse)
+    assert flat["x",].at.tolist() == [[0]]

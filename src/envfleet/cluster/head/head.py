@@ -120,7 +120,9 @@ class Head:
         """Have the envs of all workers apply a change, also those of workers and processes that come later."""
         with self._socket.here():
             now_s = _now_s()
-            prepared = [(record, record.orders.prepare(Order(message), now_s)) for record in self.fleet]
+            # A worker that was given up and comes back all the same has it from its Welcome.
+            records = [record for record in self.fleet if not record.is_given_up]
+            prepared = [(record, record.orders.prepare(Order(message), now_s)) for record in records]
             self.fleet.keep_change(message)
             for record, issued in prepared:
                 record.issue(issued, now_s)
@@ -337,7 +339,9 @@ class Head:
 
     def _answer(self, record: WorkerRecord, message: Any, arrays: Arrays) -> None:
         member, form = record.member, self.fleet.form
-        assert member is not None and form is not None  # it has been given orders, so it has been ready
+        assert member is not None
+        if form is None:
+            return self._refuse("malformed", member.process, f"{member}: an answer, but no worker was ever ready")
         verdict = record.orders.judge(message.order)
         if verdict not in (Verdict.ACCEPTED, Verdict.CANCELLED):
             return self._refuse(f"answers {verdict.value}", member.process, f"{member}: answer to {message.order}")
@@ -380,7 +384,7 @@ class Head:
                 "sent; rollout(..., infos=('key', ...)) and stream(..., infos=...) send the keys that you choose, of "
                 "any size, and infos=() sends none",
                 record,
-                ", ".join(new),
+                ", ".join(map(ascii, new)),
                 MOST_INFO_BYTES >> 20,
             )
 
@@ -394,6 +398,9 @@ class Head:
         if record.is_ready:
             for order in record.orders.overdue(message.received, now_s, self._resend_s):
                 record.resent_bytes += record.send_order(order, now_s)
+            through, others = record.orders.cancelled
+            if through or others:  # the first message may have been lost with a connection
+                record.send(encode(Cancel(through=through, others=others)), now_s)
 
     def _ready(self, record: WorkerRecord, message: Ready, arrays: Arrays) -> None:
         if not record.is_ready:  # it has no policy yet: it will pull this version or a newer one

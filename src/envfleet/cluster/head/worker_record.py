@@ -299,10 +299,13 @@ class WorkerRecord:
         if self.is_ready:
             least = int(self.process_versions.min())
             for issued in self.orders.open:
-                message = None if issued.order is None else issued.order.message
-                if isinstance(message, Collect) and not issued.is_cancelled:
-                    # It knows the version in the order, and pulls first if it lags more than the order allows.
-                    least = max(least, 0 if message.max_lag is None else message.version - message.max_lag)
+                order = issued.order
+                message = None if order is None else order.message
+                if order is not None and isinstance(message, Collect) and not issued.is_cancelled:
+                    # It knows the version in the order, and pulls first if it lags more than the order allows. Columns
+                    # of envs that are ready first keep the version they were begun with.
+                    if message.max_lag is not None and not self._is_of_first_ready(order):
+                        least = max(least, message.version - message.max_lag)
                     versions.append(least)
         return [newest_version - version for version in versions]
 

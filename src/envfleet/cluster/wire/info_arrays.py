@@ -106,6 +106,8 @@ def unpacked(
 def _columns(prefix: str, names: Sequence[Sequence[str]], arrays: Arrays, shape: tuple[int, ...]) -> FlatInfos:
     if len(names) > MOST_KEYS:
         raise BadMessage(f"{len(names)} infos; at most {MOST_KEYS} are allowed")
+    if names and 0 in shape:
+        raise BadMessage("infos of the ends of episodes, of which there are none")
     flat: FlatInfos = {}
     for index, keys in enumerate(names):
         values, mask = arrays.get(f"{prefix}.{index}"), arrays.get(f"{prefix}_mask.{index}")
@@ -154,6 +156,8 @@ def _require_paths(flat: FlatInfos, choice: InfoChoice) -> None:
             raise BadMessage(f"an info with {len(path)} keys, or one longer than {MOST_KEY_CHARS} characters")
         if choice.keys is not None and path[0] not in choice.keys:
             raise BadMessage(f"the info {path[0]!r} was not asked for")
+        if path[-1].startswith("_") and (*path[:-1], path[-1][1:]) in flat:
+            raise BadMessage(f"the info {path!r} has the name of the mask of another one")
         above = flat.get(path[:-1])
         if len(path) > 1 and not (isinstance(above, Dense) and above.values is None):
             raise BadMessage(f"the info {path!r} is inside {path[:-1]!r}, which is no dictionary")

@@ -13,7 +13,7 @@ connection that is slow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -77,18 +77,22 @@ class EnvFailure(msgspec.Struct, frozen=True):
     last_action: Unread  # as values_wire has it
 
 
+# Limits that are checked before anything is allocated; cluster/wire/info_arrays.py checks the rest.
+InfoPath = Annotated[list[Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=32)]
+InfoPaths = Annotated[list[InfoPath], msgspec.Meta(max_length=256)]
+LeftOut = Annotated[list[Annotated[str, msgspec.Meta(max_length=2048)]], msgspec.Meta(max_length=256)]
+
+
 class RolloutInfos(msgspec.Struct, frozen=True, kw_only=True):
     """The infos in a rollout. Columns are arrays: `info.<i>` and `info_mask.<i>`, and `final_info...` of last steps.
 
     Without a mask all rows have the key; without the array it is a dictionary, whose parts are columns of their own.
     """
 
-    steps: list[list[str]] = []  # the key of each column; the keys that lead to it, if it is inside a dictionary
-    finals: list[list[str]] = []  # the same, of the last steps of episodes
-    objects: Unread = msgspec.Raw(
-        b"\x80"
-    )  # "info" and "final_info": lists of keys, places, values as values_wire has it
-    left_out: list[str] = []  # keys, and why, for people
+    steps: InfoPaths = []  # the key of each column; the keys that lead to it, if it is inside a dictionary
+    finals: InfoPaths = []  # the same, of the last steps of episodes
+    objects: Unread = msgspec.Raw(b"\x80")  # "info", "final_info": lists of keys, places, values as values_wire has it
+    left_out: LeftOut = []  # keys, and why, for people
 
 
 # -- both --

@@ -80,8 +80,8 @@ class Collector:
             result = received_from(partial(pool.step, actions), pool.recv, failures)
             self._obs, rewards, terminated, truncated, info = result
             recorder.write_results(t, rewards, terminated, truncated)
+            info.pop("env_id", None)  # recv() after an error adds it
             infos.write(t, None, info)
-            masks.see(info)
             self._episodes.add(rewards)
             ended = terminated | truncated
             if ended.any():
@@ -92,6 +92,7 @@ class Collector:
                 finals.add(steps, rows, final_obs, memory.rows(rows), self._episodes, rows)
                 memory.forget(rows)
                 self._changes.see(info, t)
+            masks.see(info)  # last: it raises if an env has no mask
         recorder.write_obs(num_steps, self._obs)
         require_actions(self._checks, recorder)
         arrays = self._arrays(policy, memory, recorder, finals)

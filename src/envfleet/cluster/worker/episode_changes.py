@@ -35,7 +35,8 @@ class EpisodeChanges:
         rows = np.flatnonzero(infos[f"_{LIVE_CHANGE}"])
         envs = rows if env_ids is None else env_ids[rows]
         self._numbers[envs] = numbers[rows]
-        self._resets.append((np.broadcast_to(steps, numbers.shape)[rows], envs, numbers[rows]))
+        if not isinstance(steps, int) or steps >= 0:  # otherwise there is no rollout that asks for it
+            self._resets.append((np.broadcast_to(steps, numbers.shape)[rows], envs, numbers[rows]))
 
     def of(self, env_ids: Array) -> Array:
         """The change with which the running episode of each of these envs was begun."""

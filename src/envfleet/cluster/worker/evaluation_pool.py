@@ -41,6 +41,7 @@ class EvaluationPool:
         self._attributes = attributes
         self._changes = changes
         self._num_changes = 0  # the number of the last one that the pool has
+        self._given: dict[str, list[Any]] = {}  # attributes that the pool has
         self._pool: EnvPool | None = None
 
     def close(self) -> None:
@@ -65,10 +66,10 @@ class EvaluationPool:
             EvaluationHung: An env does not answer; the pool is closed.
         """
         seed_policy(policy, int(np.random.SeedSequence((order.seeds[0], 1)).generate_state(1)[0]))
-        pool = self._pool_for(len(order.seeds))
-        actor = _GuardedActor(policy, pool, order.is_deterministic)
         progress = _Progress(order.order, between_steps, say)
-        try:
+        try:  # also while the pool is built: what is raised there must not be taken for the pool of rollouts
+            pool = self._pool_for(len(order.seeds))
+            actor = _GuardedActor(policy, pool, order.is_deterministic)
             episodes = EpisodePlayer(pool, actor, order.seeds, order.num_recorded, order.action_mask).play(
                 progress.before_step
             )
@@ -93,10 +94,12 @@ class EvaluationPool:
                 switches_autoreset=False,
             )
             self._pool = make_pool(_first_envs(self._spec, num_envs, self._config.num_envs), config)
-            self._num_changes = 0
+            self._num_changes, self._given = 0, {}
         pool = self._pool
         for name, values in self._attributes.items():
-            pool.set_attr(name, values[: pool.num_envs])
+            if self._given.get(name) is not values:  # set anew, it would undo a change
+                pool.set_attr(name, values[: pool.num_envs])
+                self._given[name] = values
         for change in self._changes.last:
             if change.number > self._num_changes:
                 self._num_changes = pool.change(change)
@@ -124,6 +127,8 @@ class _GuardedActor:
     def act(self, obs: Any, masks: dict[str, Any]) -> Any:
         try:
             return self._actor.act(obs, masks)
+        except UsageError:
+            raise
         except Exception as error:
             raise PolicyError(f"the policy raised {type(error).__name__}: {error}") from error
 

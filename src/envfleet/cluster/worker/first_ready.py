@@ -95,13 +95,17 @@ class FirstReadyCollector:
                 self._act(columns, memory, copies)
                 self._receive(failures)
         except (PolicyError, UsageError):  # UsageError: of action masks
+            self._masks.begin(None, 0)
             self._stream = 0  # or rows that cannot be used would be tried again
             raise
 
     def land(self, failures: list[Exception]) -> None:
         """Wait until no env is at work. Nothing is lost: the next order of the same stream goes on."""
         while self._is_at_work.any():
-            self._receive(failures)
+            try:
+                self._receive(failures)
+            except UsageError:  # of action masks, after all else was noted
+                self._stream = 0
 
     # -- inside --
 
@@ -115,15 +119,15 @@ class FirstReadyCollector:
             assert self._memory is not None
             return self._columns, self._memory
         self.land(failures)
-        self._stream = stream
+        self._stream, self._columns = 0, None  # until all is well
         if self._memory is None or is_other_policy:
             self._memory, self._num_built = PolicyState(copies.newest, num_envs), copies.num_built
         per_env = 2 if stream else 1
-        recorder = Recorder(self._obs_tree, self._action_tree, num_steps, per_env * num_envs, self._spares)
-        self._columns = _Columns(
-            recorder, HeldInfos(choice, num_steps, per_env * num_envs), num_steps, num_envs, per_env
-        )
-        self._masks.begin(choice.action_mask, num_steps, per_env * num_envs)
+        num_columns = per_env * num_envs
+        recorder = Recorder(self._obs_tree, self._action_tree, num_steps, num_columns, self._spares)
+        self._masks.begin(choice.action_mask, num_steps, num_columns)
+        held_infos = HeldInfos(choice, num_steps, num_columns)
+        self._columns, self._stream = _Columns(recorder, held_infos, num_steps, num_envs, per_env), stream
         return self._columns, self._memory
 
     def _act(self, columns: _Columns, memory: PolicyState, copies: PolicyCopies) -> None:
@@ -169,16 +173,19 @@ class FirstReadyCollector:
         columns.num_rows[rows] += 1
         self._episodes.add(rewards, rows)
         columns.infos.add(steps, own, terminated | truncated, info)
-        self._masks.see(info, rows)
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
             ends, ended_steps = rows[ended], steps[ended].tolist()
-            final_obs = columns.recorder.final_obs(info, len(rows), ended, ended_steps, own[ended])
+            final_obs = [
+                self._obs_tree.unflatten([np.array(leaf) for leaf in self._obs_tree.flatten(each)])  # not of the batch
+                for each in columns.recorder.final_obs(info, len(rows), ended, ended_steps, own[ended])
+            ]
             columns.finals.add(ended_steps, own[ended], final_obs, memory.rows(ends), self._episodes, ends)
             self._changes.see(info, env_ids=rows)
             for row, version in zip(ends, columns.version[own[ended]].tolist(), strict=True):
                 memory.begin_with(columns.initial_states[version])
                 memory.forget(np.array([row]))
+        self._masks.see(info, rows)  # last: it raises if an env has no mask
 
     def _finish_columns(self, columns: _Columns, memory: PolicyState, copies: PolicyCopies) -> None:
         """Columns with T rows wait to be sent, with the values of what their envs came to."""

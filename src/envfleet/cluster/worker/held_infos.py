@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from envfleet.cluster.info_choice import InfoChoice
+from envfleet.cluster.info_choice import MOST_INFO_BYTES, InfoChoice
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.worker.info_recorder import InfoRecorder
 from envfleet.contract.arrays import Array
 from envfleet.contract.infos import Infos, InfoTable, mask_key
 
 SENT = -1  # in place of a column
-FINAL_OBS = ("final_obs", mask_key("final_obs"))  # kept elsewhere
+FINAL_INFO = "final_info"
+NOT_KEPT = ("final_obs", FINAL_INFO)  # observations are kept elsewhere, final infos by themselves
 
 
 @dataclass(slots=True)
@@ -37,10 +39,28 @@ class HeldInfos:
 
     def add(self, steps: Array, columns: Array, has_ended: Array, infos: Infos) -> None:
         """Keep a copy of the infos of a batch; row i belongs to `steps[i]` of `columns[i]`."""
-        kept = {key: column for key, column in infos.items() if key not in FINAL_OBS and key != "env_id"}
-        if kept and self._choice.keys != ():
+        kept = self._chosen(infos)
+        if FINAL_INFO in infos:
+            kept |= {FINAL_INFO: self._chosen(infos[FINAL_INFO]), mask_key(FINAL_INFO): infos[mask_key(FINAL_INFO)]}
+        if self._choice.keys != () and (kept or has_ended.any()):  # ends are counted here, with infos or without
             table = InfoTable(len(steps), kept).copy()  # the pool uses its arrays again when nobody holds them
             self._batches.append(_Batch(table, steps, columns.copy(), has_ended))
+
+    def _chosen(self, infos: Infos) -> Infos:
+        """The columns that may be sent, and their masks."""
+        return {
+            each: infos[each]
+            for key in infos
+            if mask_key(key) in infos and key not in NOT_KEPT and self._may_be_sent(key, infos[key])
+            for each in (key, mask_key(key))
+        }
+
+    def _may_be_sent(self, key: str, column: Any) -> bool:
+        if self._choice.keys is not None and key not in self._choice.keys:
+            return False
+        if self._choice.has_objects or isinstance(column, dict):
+            return True
+        return column.dtype.kind in "biuf" and column[:1].nbytes * self._num_steps <= MOST_INFO_BYTES
 
     def take(self, columns: Array) -> tuple[RolloutInfos, dict[str, Array]]:
         """What to send of these columns, in their order; it is not kept any more."""

@@ -165,8 +165,10 @@ class WorkerPool:
         return self._collector.versions_in_use(stream) if isinstance(self._collector, FirstReadyCollector) else set()
 
     def drop_collector(self) -> None:
-        """The next rollout resets all envs."""
+        """The next rollout resets all envs. What envs are still at work on is dropped."""
         self._collector = None
+        if not self.envs.closed:
+            self.envs.drop_results()
 
     def require_open(self, autoreset: Autoreset | None = None) -> None:
         """Build another pool if the last one was given up; use the autoreset mode of the order."""
@@ -180,7 +182,7 @@ class WorkerPool:
             try:
                 self._collector.land(failures)
             except StepOnEndedEpisode as error:
-                self._collector = None
+                self.drop_collector()
                 failures.append(error)
             for each in failures:
                 logger.warning("after the end of a stream: %s", each)
