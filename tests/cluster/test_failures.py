@@ -612,7 +612,8 @@ def test_ctrl_c(run_folders):
     with head_process() as (process, below):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-        assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
+        # On a busy machine the head may also say that a message was dropped, even after the traceback.
+        assert errors.count("Traceback") == 1 and "KeyboardInterrupt" in errors.splitlines(), errors
         assert not any(map(is_running, below))
         assert not run_folders()
 
