@@ -274,7 +274,7 @@ def test_tensors(cartpoles):
     rollout = cartpoles.rollout(DiscreteAgent(), 30)
     tensors = rollout.to_torch()
     for field in dataclasses.fields(rollout):
-        if field.name in ("extras", "states", "infos", "final_infos", "action_masks"):
+        if field.name in ("extras", "states", "infos", "final_infos", "action_masks", "changes"):
             continue
         array, tensor = getattr(rollout, field.name), getattr(tensors, field.name)
         assert isinstance(tensor, torch.Tensor)

@@ -21,8 +21,8 @@ from tests.support.envs.detach_envs import EveryKindEnv
 pytestmark = pytest.mark.slow
 
 CASES = {
-    "Taxi": {"env": "Taxi-v4", "max_episode_steps": 7},
-    "Ant": {"env": "Ant-v5", "max_episode_steps": 7},
+    "Taxi": {"env": envfleet.EnvSpec(id="Taxi-v4", max_episode_steps=7)},
+    "Ant": {"env": envfleet.EnvSpec(id="Ant-v5", max_episode_steps=7)},
     "process": {"env": EveryKindEnv, "backend": "process"},
     "serial": {"env": EveryKindEnv, "backend": "serial"},
 }

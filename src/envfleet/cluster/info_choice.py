@@ -36,11 +36,12 @@ class InfoChoice:
         if action_mask is not None and not isinstance(action_mask, str):
             raise UsageError(f"action_mask must be a key of the envs' infos, or None; got {action_mask!r}")
         if infos is None:
-            return cls(action_mask=action_mask)
+            return NUMBERS if action_mask is None else cls(action_mask=action_mask)
         is_keys = isinstance(infos, Collection) and all(isinstance(key, str) for key in infos)
         if isinstance(infos, str) or not is_keys:
             raise UsageError(f"infos must be a tuple of keys, such as ('success', 'distance'), or None; got {infos!r}")
         return cls(tuple(dict.fromkeys(infos)), True, action_mask)
 
 
+NUMBERS = InfoChoice()  # the default: orders leave it out
 ALL_INFOS = InfoChoice(has_objects=True)  # as Gymnasium's vector envs return them

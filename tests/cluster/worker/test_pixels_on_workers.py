@@ -41,6 +41,6 @@ def test_workers_see_what_a_pool_sees():
 def test_what_cannot_be_had_is_refused_at_once(wrong):
     arguments = dict(wrong)
     backend = arguments.pop("backend", "auto")
-    env = envfleet.EnvSpec(id="CartPole-v1", **{"pixels": PIXELS, **arguments})
     with pytest.raises(envfleet.UsageError, match=r"pixel observations|envfleet\.Pixels"):
+        env = envfleet.EnvSpec(id="CartPole-v1", **{"pixels": PIXELS, **arguments})
         envfleet.ClusterEnv(env, 2, 1, backend=backend)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from envfleet.cluster.info_choice import InfoChoice
+from envfleet.cluster.info_choice import NUMBERS, InfoChoice
 from envfleet.cluster.sync import SyncRule
 from envfleet.cluster.timing import Timing
 from envfleet.contract.live_changes import ChangeKind
@@ -315,7 +315,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     autoreset: str  # a replacement may not have been told yet
 
 
-class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
+class Collect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="collect"):
     """Collect a rollout with this policy; the newest version and how far yours is from it are said here as well."""
 
     order: int = 0
@@ -325,7 +325,7 @@ class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
     version: int
     divergence: float | None  # None: not measured
     measured_version: int  # which version of yours that is about
-    infos: InfoChoice = InfoChoice()  # of the infos, what the rollout shall carry
+    infos: InfoChoice = NUMBERS  # of the infos, what the rollout shall carry
     max_lag: int | None = None  # pull first if yours is more versions behind; None: only if the rule says so
     stream: int = 0  # counts streams; a pool with a batch size sends the envs ready first. 0: a rollout of all envs
 

@@ -19,7 +19,9 @@ from envfleet.pool.process.cpus import usable_cpus
 class PolicyCopies:
     """Copies of one policy, each with the weights of one version. A copy that is not in use takes the next weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_several: bool = False) -> None:
+        """`has_several`: versions may be in use beside the newest one."""
+        self._has_several = has_several
         self.code_id = 0
         self.num_built = 0  # policies; copies of one are one
         self.version = -1  # the newest one here; -1: none
@@ -62,6 +64,8 @@ class PolicyCopies:
         )
         self._blank, self.code_id = self._built(), message.code_id
         self.num_built += 1
+        if not self._has_several:
+            self._code = None  # a pickle may be as large as the weights, and is not needed again
 
     def load(self, message: Weights, arrays: Arrays, in_use: Collection[int] = ()) -> None:
         """Give a copy the newest weights: one whose version is not `in_use`, or a new one."""

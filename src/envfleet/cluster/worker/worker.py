@@ -50,6 +50,7 @@ from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendabl
 from envfleet.contract.arrays import Arrays
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
 from envfleet.contract.policy import Policy
+from envfleet.contract.pool_config import Line
 from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
 from envfleet.policies.seeding import random_numbers_kept, seed_policy
 from envfleet.pool.process.tolerant_output import tolerate_full_disk
@@ -69,7 +70,7 @@ class Worker:
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
         self._evaluations = EvaluationPool(*self._pool.env_settings)
-        self._copies = PolicyCopies()
+        self._copies = PolicyCopies(has_several=welcome.plan.pool.line is Line.FIRST_READY)
         self._first_env_id = welcome.plan.first_env_id
         seed = welcome.plan.seed
         self._seeds = np.random.SeedSequence(None if seed is None else (seed, self._first_env_id, welcome.epoch, 1))
