@@ -62,7 +62,7 @@ sanitize: build/native/thread/passed build/native/address/passed
 # Kill, stop, delay, drop and duplicate for ten minutes on each wire; tcp needs root. make chaos CHAOS_S=3600 CHAOS_SEED=7
 chaos: $(VENV)/with-test
 	set -e; for wire in $(CHAOS_WIRES); do \
-		$(BIN)/python -m tests.cluster.chaos --wire $$wire --seconds $(CHAOS_S) --seed $(CHAOS_SEED); \
+		$(BIN)/python -m tests.cluster.network.chaos --wire $$wire --seconds $(CHAOS_S) --seed $(CHAOS_SEED); \
 	done
 
 bench: $(VENV)/with-bench

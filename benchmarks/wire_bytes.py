@@ -18,7 +18,7 @@ import numpy as np
 
 from envfleet.cluster.wire.codec import Decoder, encode
 from envfleet.cluster.wire.messages import FromWorker, RolloutReady
-from envfleet.cluster.wire.stacks import pack, unpack
+from envfleet.cluster.wire.rollouts.stacks import pack, unpack
 
 NUM_STEPS = 128
 NUM_ENVS = 16

@@ -15,9 +15,10 @@ from typing import Any, get_args
 import msgspec
 
 from envfleet.cluster import sync
-from envfleet.cluster.wire import bounded_msgpack, codec, messages, row_checks, stacks
+from envfleet.cluster.wire import bounded_msgpack, codec, messages
 from envfleet.cluster.wire import plain_values as values_wire
 from envfleet.cluster.wire import spaces as spaces_wire
+from envfleet.cluster.wire.rollouts import row_checks, stacks
 from envfleet.contract.pixels import Pixels
 
 PATH = Path(__file__).parent / "protocol.md"

@@ -323,8 +323,8 @@ class PyNativePool {
 
   nb::dict infos(const Received& batch) const { return infos(batch, layout_.infos()); }
 
-  /// `key` and its mask `_key`, where any row has it: the twin of InfoTable.add in contract/infos.py, which has the
-  /// rest of the rule. In C++ because a step of all envs returns its infos in the same call.
+  /// `key` and its mask `_key`, where any row has it: the twin of InfoTable.add in contract/infos/table.py, which has
+  /// the rest of the rule. In C++ because a step of all envs returns its infos in the same call.
   nb::dict infos(const Received& batch, std::size_t first_field) const {
     nb::dict all;
     const BatchLayout& layout = stores_[batch.line]->store->layout();

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from envfleet.policies.noisy_actor import GaussianNoise
     from envfleet.policies.normalizing import NormalizedPolicy, RewardScaler
     from envfleet.policies.off_policy import EpsilonGreedy, SquashedGaussian
-    from envfleet.policies.recurrent import RecurrentTorchPolicy
-    from envfleet.policies.torch_module import TorchPolicy
+    from envfleet.policies.torch.policy import TorchPolicy
+    from envfleet.policies.torch.recurrent import RecurrentTorchPolicy
 
 # What a pool does not need, above all ZeroMQ, is imported when it is first asked for.
 _LATER = {
@@ -76,13 +76,13 @@ _LATER = {
     "NormalizedPolicy": "envfleet.policies.normalizing",
     "PolicySpec": "envfleet.policies.by_path",
     "Ray": "envfleet.launchers.ray.settings",
-    "RecurrentTorchPolicy": "envfleet.policies.recurrent",
+    "RecurrentTorchPolicy": "envfleet.policies.torch.recurrent",
     "RewardScaler": "envfleet.policies.normalizing",
     "SSH": "envfleet.launchers.ssh",
     "Slurm": "envfleet.launchers.slurm.settings",
     "SquashedGaussian": "envfleet.policies.off_policy",
     "Timing": "envfleet.cluster.timing",
-    "TorchPolicy": "envfleet.policies.torch_module",
+    "TorchPolicy": "envfleet.policies.torch.policy",
     "evaluate": "envfleet.policies.evaluate",
 }
 

@@ -11,9 +11,9 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import envfleet
 from envfleet import ClusterEnv, UsageError
-from envfleet.contract.flat_infos import as_table
-from envfleet.contract.info_store import NOT_INFOS
-from envfleet.contract.infos import InfoTable
+from envfleet.contract.infos.flat import as_table
+from envfleet.contract.infos.store import NOT_INFOS
+from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.spaces import SpaceTree
 from envfleet.testing.programs import require_equal
 from tests.support.envs.detach_envs import EveryKindEnv

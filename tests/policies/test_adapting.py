@@ -15,12 +15,12 @@ from envfleet.contract.policy import PolicyCode
 from envfleet.policies.adapting import as_policy, build_policy, code_of, is_policy_like, weights_of
 from envfleet.policies.by_path import PolicySpec
 from envfleet.policies.functions import FunctionPolicy
-from envfleet.policies.torch_module import TorchPolicy
+from envfleet.policies.torch.policy import TorchPolicy
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from tests.policies.test_torch_module import Discrete, Gaussian  # noqa: E402  # needs torch
+from tests.policies.torch.test_torch_policy import Discrete, Gaussian  # noqa: E402  # needs torch
 
 OBS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
 
@@ -156,7 +156,7 @@ def test_a_spec_acts_with_the_learners_weights(learner):
 
 def test_a_spec_with_a_torch_module():
     module = Gaussian()
-    spec = PolicySpec("tests.policies.test_torch_module:Gaussian", weights=module)
+    spec = PolicySpec("tests.policies.torch.test_torch_policy:Gaussian", weights=module)
     actions = np.zeros((5, 2), np.float32)
     assert_array_equal(as_policy(spec).log_prob(OBS, actions), as_policy(module).log_prob(OBS, actions))
     plain = nn.Linear(2, 2)  # no agent, but it has weights

@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 import envfleet
 from envfleet import Categorical, EnvFailed, FunctionPolicy, Gaussian, PoolTimeout, UsageError
 from envfleet.contract.evaluation import seeds_of_episodes
-from envfleet.contract.infos import InfoTable
+from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.policy import ActsDeterministically
 from envfleet.policies.deterministic import deterministic_act
 from envfleet.policies.evaluate import evaluate

@@ -31,7 +31,7 @@ from envfleet.cluster.wire.messages import (
 )
 from envfleet.cluster.wire.sockets import open_dealer
 from envfleet.cluster.wire.spaces import describe_space
-from envfleet.cluster.worker.collector import Collector
+from envfleet.cluster.worker.collecting.collector import Collector
 
 SILENCE_S = 30.0
 

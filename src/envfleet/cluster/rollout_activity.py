@@ -11,9 +11,9 @@ from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import StepResult
-from envfleet.cluster.wire.rollouts import Collected, RolloutForm
-from envfleet.contract.flat_infos import as_table
-from envfleet.contract.infos import InfoTable
+from envfleet.cluster.wire.rollouts.rollout_form import Collected, RolloutForm
+from envfleet.contract.infos.flat import as_table
+from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.rollout import Rollout
 
 SAME_CALL_GOES_ON = "Nothing is lost: the same call goes on waiting for this rollout"

@@ -12,7 +12,7 @@ from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.pace import Pace
 from envfleet.cluster.run.run import Run
-from envfleet.cluster.wire.rollouts import Collected, RolloutForm
+from envfleet.cluster.wire.rollouts.rollout_form import Collected, RolloutForm
 from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import UsageError
 from envfleet.contract.rollout import Rollout

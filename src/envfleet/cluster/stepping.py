@@ -11,7 +11,7 @@ from envfleet.cluster.head.answers import PendingAnswers
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.wire.messages import Reset, Step
 from envfleet.cluster.wire.orders import Order
-from envfleet.cluster.wire.rollouts import RolloutForm, Rows
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm, Rows
 from envfleet.contract.arrays import Array
 from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NothingToReceive, NotReset, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from envfleet.contract.arrays import Array, BoolArray, FloatArray, IntArray, Tree
-from envfleet.contract.infos import Infos
+from envfleet.contract.infos.table import Infos
 
 
 class StepBatch(NamedTuple):

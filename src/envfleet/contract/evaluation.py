@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from envfleet.contract.arrays import Array, BoolArray
-from envfleet.contract.infos import Info, Infos, InfoTable, has_error
+from envfleet.contract.infos.table import Info, Infos, InfoTable, has_error
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ import numpy as np
 
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
-from envfleet.contract.infos import Infos, mask_key
+from envfleet.contract.infos.table import Infos, mask_key
 
 
 class ActionMasks:

@@ -16,9 +16,9 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.policies.by_path import PolicySpec, imported
 from envfleet.policies.functions import FunctionPolicy
-from envfleet.policies.recurrent import RecurrentTorchPolicy, is_recurrent
-from envfleet.policies.torch_arrays import state_arrays, tensor_arrays
-from envfleet.policies.torch_module import TorchPolicy
+from envfleet.policies.torch.arrays import state_arrays, tensor_arrays
+from envfleet.policies.torch.policy import TorchPolicy
+from envfleet.policies.torch.recurrent import RecurrentTorchPolicy, is_recurrent
 
 METHODS = ("act", "log_prob", "values", "get_weights", "set_weights")
 

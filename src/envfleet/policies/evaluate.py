@@ -14,7 +14,7 @@ from envfleet.contract.arrays import Array
 from envfleet.contract.checks import positive, true_or_false, whole_number
 from envfleet.contract.errors import PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes, Evaluation, fresh_seed, seeds_of_episodes
-from envfleet.contract.infos import Info, InfoTable, mask_key
+from envfleet.contract.infos.table import Info, InfoTable, mask_key
 from envfleet.contract.policy import Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.action_masks import ActionMasks

@@ -13,7 +13,7 @@ from envfleet.contract.distributions import Gaussian
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
-from envfleet.policies.torch_arrays import TorchBorder, state_arrays
+from envfleet.policies.torch.arrays import TorchBorder, state_arrays
 
 # Without noise two actors would be infinitely far apart: log-probs and distributions are computed as if
 # the noise were at least this share of half the range of actions (or this number, where they have no bounds).

@@ -13,7 +13,7 @@ from envfleet.contract.distributions import Categorical, Gaussian
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
-from envfleet.policies.torch_arrays import TorchBorder, state_arrays
+from envfleet.policies.torch.arrays import TorchBorder, state_arrays
 
 # With epsilon = 0 all but one action would have probability 0, and two such policies an infinite divergence: their
 # probabilities are computed with at least this one for each action; with more than 100 actions it is less, 0.1 in all.

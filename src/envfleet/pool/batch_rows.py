@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from envfleet.contract.arrays import Array, BoolArray, FloatArray
-from envfleet.contract.infos import Infos, InfoTable
+from envfleet.contract.infos.table import Infos, InfoTable
 from envfleet.contract.spaces import SpaceTree
 
 StepResult = tuple[Any, FloatArray, BoolArray, BoolArray, Infos]

@@ -13,7 +13,7 @@ import numpy as np
 
 from envfleet.contract.episode import Autoreset, Env, Episode, Transition
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
-from envfleet.contract.infos import error_info
+from envfleet.contract.infos.table import error_info
 from envfleet.contract.live_changes import ChangeFailed, LiveChanges
 from envfleet.contract.results import WrongResult
 

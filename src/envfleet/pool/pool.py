@@ -25,7 +25,7 @@ from envfleet.contract.errors import (
     PoolTimeout,
     UsageError,
 )
-from envfleet.contract.infos import Infos
+from envfleet.contract.infos.table import Infos
 from envfleet.contract.live_changes import Change, attribute_change, call_change, options_change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree

@@ -15,7 +15,7 @@ from envfleet.cluster.wire.bounded_msgpack import decode_bounded
 from envfleet.cluster.wire.codec import DTYPES, BadMessage
 from envfleet.cluster.wire.plain_values import MAX_DEPTH, NotPlain, from_plain, read_plain, to_plain
 from envfleet.contract.errors import UsageError
-from envfleet.contract.infos import InfoTable
+from envfleet.contract.infos.table import InfoTable
 
 
 def _over_the_wire(value):

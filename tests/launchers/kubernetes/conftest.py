@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from envfleet.launchers.kubernetes import job as kubernetes_job
-from tests.launchers.kubernetes.api_stand_in import ApiStandIn
-from tests.launchers.kubernetes.kube_namespace import Kube, rules_of_deploy
-from tests.launchers.kubernetes.node_stand_in import NodeStandIn
-from tests.launchers.kubernetes.real_servers import PROGRAMS, RealServers
+from tests.support.kubernetes.api_stand_in import ApiStandIn
+from tests.support.kubernetes.kube_namespace import Kube, rules_of_deploy
+from tests.support.kubernetes.node_stand_in import NodeStandIn
+from tests.support.kubernetes.real_servers import PROGRAMS, RealServers
 
 PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # "python" is this one
 

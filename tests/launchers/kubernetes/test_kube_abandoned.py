@@ -11,7 +11,7 @@ from kubernetes import config
 
 from envfleet.launchers.kubernetes import api as kubernetes_api
 from envfleet.launchers.kubernetes.api import Unreachable
-from tests.launchers.kubernetes.tiny_jobs import (
+from tests.support.kubernetes.tiny_jobs import (
     ENDED,
     LONG_S,
     PENDING,

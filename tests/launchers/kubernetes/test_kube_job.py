@@ -18,15 +18,16 @@ from envfleet.launchers.kubernetes import status as kubernetes_status
 from envfleet.launchers.kubernetes.api import Forbidden, Unreachable
 from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
-from tests.launchers.kubernetes import job_stand_in
-from tests.launchers.kubernetes.kube_namespace import rules_of_deploy
-from tests.launchers.kubernetes.rest import Rest
-from tests.launchers.kubernetes.tiny_jobs import (
+from tests.support.kubernetes import job_stand_in
+from tests.support.kubernetes.kube_namespace import rules_of_deploy
+from tests.support.kubernetes.rest import Rest
+from tests.support.kubernetes.tiny_jobs import (
     ENDED,
     LONG_S,
     PENDING,
     REFUSED,
     RUNNING,
+    TINY_WORKER,
     pids,
     pod_of,
     running,
@@ -295,8 +296,7 @@ def test_what_is_not_needed_may_be_forbidden(kube, tmp_path):
 
 def test_deleting_is_forbidden(kube, tmp_path, caplog):
     without(kube, "delete", "jobs")
-    script = str(Path(__file__).parent / "tiny_worker.py")
-    job = settings(kube).launch(WorkerJob(num_workers=1, argv=(script,), environment={}, run_dir=tmp_path))
+    job = settings(kube).launch(WorkerJob(num_workers=1, argv=(TINY_WORKER,), environment={}, run_dir=tmp_path))
     job.cancel(0.0)
     assert "may not delete jobs" in caplog.text and "kubectl -n" in caplog.text
     kube.allow([{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["delete"]}])

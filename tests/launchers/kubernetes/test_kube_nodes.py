@@ -8,9 +8,9 @@ import pytest
 
 import envfleet
 from envfleet.testing.cluster_arguments import cluster_arguments
-from tests.launchers.kubernetes.node_stand_in import NodeStandIn
-from tests.launchers.kubernetes.tiny_jobs import ENDED, LONG_S, RUNNING, running, settings, wait_for, wait_for_another
 from tests.support.envs.cluster_envs import Agent
+from tests.support.kubernetes.node_stand_in import NodeStandIn
+from tests.support.kubernetes.tiny_jobs import ENDED, LONG_S, RUNNING, running, settings, wait_for, wait_for_another
 from tests.support.waiting import is_running, wait_until
 
 AGENT = Agent()

@@ -9,8 +9,8 @@ from envfleet.contract.errors import UsageError
 from envfleet.launchers.kubernetes.manifest import fleet_manifest
 from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
-from tests.launchers.kubernetes.admission_stand_in import security_refusal
-from tests.launchers.kubernetes.tiny_jobs import PENDING, RUNNING, running, wait_for, wait_for_words
+from tests.support.kubernetes.admission_stand_in import security_refusal
+from tests.support.kubernetes.tiny_jobs import PENDING, RUNNING, running, wait_for, wait_for_words
 from tests.support.scripts import ROOT
 
 pytestmark = pytest.mark.usefixtures("looks_often")

@@ -9,8 +9,9 @@ import envfleet
 from envfleet.launchers.kubernetes import job as kubernetes_job
 from envfleet.launchers.kubernetes import status as kubernetes_status
 from envfleet.testing.cluster_arguments import cluster_arguments
-from tests.launchers.kubernetes.rest import Refused
-from tests.launchers.kubernetes.tiny_jobs import (
+from tests.support.envs.cluster_envs import Agent
+from tests.support.kubernetes.rest import Refused
+from tests.support.kubernetes.tiny_jobs import (
     ENDED,
     LONG_S,
     RUNNING,
@@ -22,7 +23,6 @@ from tests.launchers.kubernetes.tiny_jobs import (
     wait_for,
     wait_for_another,
 )
-from tests.support.envs.cluster_envs import Agent
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("looks_often")

@@ -9,8 +9,8 @@ from envfleet.contract.errors import UsageError
 from envfleet.launchers.kubernetes import job as kubernetes_job
 from envfleet.launchers.kubernetes.api import KubernetesApi
 from envfleet.launchers.kubernetes.settings import Kubernetes
-from tests.launchers.kubernetes.rest import Refused
-from tests.launchers.kubernetes.tiny_jobs import RUNNING, running, wait_for
+from tests.support.kubernetes.rest import Refused
+from tests.support.kubernetes.tiny_jobs import RUNNING, running, wait_for
 
 pytestmark = pytest.mark.usefixtures("looks_often")
 

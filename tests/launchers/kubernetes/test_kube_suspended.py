@@ -4,7 +4,7 @@ import pytest
 
 from envfleet.launchers.kubernetes import job as kubernetes_job
 from envfleet.launchers.kubernetes import status as kubernetes_status
-from tests.launchers.kubernetes.tiny_jobs import (
+from tests.support.kubernetes.tiny_jobs import (
     PENDING,
     RUNNING,
     pids,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler
 
-from tests.launchers.kubernetes.stand_in_server import StandInServer
+from tests.support.kubernetes.stand_in_server import StandInServer
 from tests.support.scripts import ROOT
 
 

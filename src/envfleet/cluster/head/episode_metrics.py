@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from envfleet.cluster.wire.rollouts import Collected
-from envfleet.contract.flat_infos import Dense
+from envfleet.cluster.wire.rollouts.rollout_form import Collected
+from envfleet.contract.infos.flat import Dense
 
 NUM_EPISODES = 100  # the last ones, of all workers, over which is averaged
 RETURN, LENGTH = "episode_return", "episode_length"

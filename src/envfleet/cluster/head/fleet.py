@@ -30,7 +30,7 @@ from envfleet.cluster.wire.messages import (
     Welcome,
 )
 from envfleet.cluster.wire.plain_values import read_plain
-from envfleet.cluster.wire.rollouts import RolloutForm
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
 from envfleet.cluster.wire.spaces import space_of
 from envfleet.cluster.wire.transfers import Transfers
 from envfleet.contract.arrays import Arrays

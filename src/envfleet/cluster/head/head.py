@@ -44,8 +44,8 @@ from envfleet.cluster.wire.messages import (
     ValuesReady,
 )
 from envfleet.cluster.wire.orders import Order, Verdict
-from envfleet.cluster.wire.rollouts import Collected, Rows
-from envfleet.cluster.wire.row_checks import SuspectRows
+from envfleet.cluster.wire.rollouts.rollout_form import Collected, Rows
+from envfleet.cluster.wire.rollouts.row_checks import SuspectRows
 from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.cluster.wire.transfers import Digests
 from envfleet.contract.arrays import Array, Arrays

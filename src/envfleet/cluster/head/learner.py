@@ -20,7 +20,7 @@ from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.standstill import Standstill
 from envfleet.cluster.sync import Measurement, SyncRule
-from envfleet.cluster.wire.rollouts import Collected, RolloutForm
+from envfleet.cluster.wire.rollouts.rollout_form import Collected, RolloutForm
 from envfleet.contract.errors import UsageError, WorkerFailed
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.contract.rollout import Rollout

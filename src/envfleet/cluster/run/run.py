@@ -23,7 +23,7 @@ from envfleet.cluster.run.progress import Progress
 from envfleet.cluster.run.run_folder import make_run_folder, remove_run_folder
 from envfleet.cluster.run.sigterm import exit_on_sigterm
 from envfleet.cluster.wire.messages import OrderFailed, PoolPlan
-from envfleet.cluster.wire.rollouts import RolloutForm
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
 from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.errors import ClusterTimeout, JoinTimeout, WorkerFailed, WorkerLost
 from envfleet.contract.worker_environment import KEYS_VARIABLE

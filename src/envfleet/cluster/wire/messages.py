@@ -77,7 +77,7 @@ class EnvFailure(msgspec.Struct, frozen=True):
     last_action: Unread  # as values_wire has it
 
 
-# Limits that are checked before anything is allocated; cluster/wire/info_arrays.py checks the rest.
+# Limits that are checked before anything is allocated; cluster/wire/rollouts/info_arrays.py checks the rest.
 InfoPath = Annotated[list[Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=32)]
 InfoPaths = Annotated[list[InfoPath], msgspec.Meta(max_length=256)]
 LeftOut = Annotated[list[Annotated[str, msgspec.Meta(max_length=2048)]], msgspec.Meta(max_length=256)]

@@ -37,14 +37,14 @@ from envfleet.cluster.wire.messages import (
     Welcome,
 )
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
-from envfleet.cluster.wire.rollouts import named
+from envfleet.cluster.wire.rollouts.rollout_form import named
 from envfleet.cluster.wire.spaces import describe_space
+from envfleet.cluster.worker.collecting.first_ready import FirstReadyCollector
+from envfleet.cluster.worker.collecting.policy_copies import PolicyCopies
+from envfleet.cluster.worker.collecting.policy_state import PolicyError
 from envfleet.cluster.worker.evaluation_pool import EvaluationHung, EvaluationPool
-from envfleet.cluster.worker.first_ready import FirstReadyCollector
 from envfleet.cluster.worker.keys import take_keys
 from envfleet.cluster.worker.link import Cancelled, Leave, Link
-from envfleet.cluster.worker.policy_copies import PolicyCopies
-from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.watchdog import leave_with_stdin
 from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
 from envfleet.contract.arrays import Arrays

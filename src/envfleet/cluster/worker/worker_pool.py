@@ -14,14 +14,14 @@ import numpy as np
 
 from envfleet.cluster.wire.messages import ChangeEnvs, EnvFailure, PoolPlan, Reset, RowsReady, Step, Welcome
 from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
-from envfleet.cluster.wire.rollouts import FIXED
-from envfleet.cluster.worker.collector import Collector
-from envfleet.cluster.worker.episode_changes import EpisodeChanges
-from envfleet.cluster.worker.first_ready import FirstReadyCollector
+from envfleet.cluster.wire.rollouts.rollout_form import FIXED
+from envfleet.cluster.worker.collecting.collector import Collector
+from envfleet.cluster.worker.collecting.episode_changes import EpisodeChanges
+from envfleet.cluster.worker.collecting.first_ready import FirstReadyCollector
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
-from envfleet.contract.infos import Infos, InfoTable
+from envfleet.contract.infos.table import Infos, InfoTable
 from envfleet.contract.live_changes import Arguments, Change, LiveChanges
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree

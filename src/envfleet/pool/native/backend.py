@@ -17,7 +17,7 @@ from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset, Transition
 from envfleet.contract.errors import MissingExtra, NotReset, PoolTimeout, UsageError
-from envfleet.contract.infos import Info, InfoTable
+from envfleet.contract.infos.table import Info, InfoTable
 from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree

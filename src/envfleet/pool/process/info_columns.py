@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.contract.arrays import Array
-from envfleet.contract.infos import InfoTable
+from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.results import WrongResult
 from envfleet.pool.batch_layout import Column
 

@@ -12,7 +12,7 @@ from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.batch import StepBatch
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
-from envfleet.contract.infos import InfoTable
+from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.results import ObservationCheck, number_rows

@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from envfleet.contract.arrays import Array
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
-from envfleet.contract.infos import InfoTable
+from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.results import reset_result, vector_step_result
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
