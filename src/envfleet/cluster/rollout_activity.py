@@ -11,7 +11,9 @@ from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.stepping import StepResult
-from envfleet.cluster.wire.rollouts.rollout_form import Collected, RolloutForm
+from envfleet.cluster.wire.rollouts.collected import Collected
+from envfleet.cluster.wire.rollouts.joining import join_rollouts
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
 from envfleet.contract.infos.flat import as_table
 from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.rollout import Rollout
@@ -74,7 +76,7 @@ class RolloutActivity:
         self._run.begin(None)
         newest = self._head.versions.version
         parts = [each.result.taken(newest) for each in answers if isinstance(each.result, Collected)]
-        rollout = self._form.join_rollouts(parts)
+        rollout = join_rollouts(self._form, parts)
         self._learner.keep_probes(parts, rollout)
         return rollout
 

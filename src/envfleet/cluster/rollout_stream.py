@@ -12,7 +12,9 @@ from envfleet.cluster.head.learner import Learner
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.pace import Pace
 from envfleet.cluster.run.run import Run
-from envfleet.cluster.wire.rollouts.rollout_form import Collected, RolloutForm
+from envfleet.cluster.wire.rollouts.collected import Collected
+from envfleet.cluster.wire.rollouts.joining import join_rollouts
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
 from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import UsageError
 from envfleet.contract.rollout import Rollout
@@ -140,7 +142,7 @@ class RolloutStream(Iterator[Rollout]):
     def _take_batch(self) -> Rollout:
         parts, self._parts = [part.taken(self._newest) for part in self._parts], []
         self._last_version = self._newest
-        rollout = self._form.join_rollouts(parts)
+        rollout = join_rollouts(self._form, parts)
         self._learner.keep_probes(parts, rollout)
         return rollout
 

@@ -11,7 +11,9 @@ from envfleet.cluster.head.answers import PendingAnswers
 from envfleet.cluster.run.run import Run
 from envfleet.cluster.wire.messages import Reset, Step
 from envfleet.cluster.wire.orders import Order
-from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm, Rows
+from envfleet.cluster.wire.rollouts.collected import Rows
+from envfleet.cluster.wire.rollouts.joining import join_rows
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
 from envfleet.contract.arrays import Array
 from envfleet.contract.checks import whole_number
 from envfleet.contract.errors import RECV_GOES_ON, EnvBusy, NothingToReceive, NotReset, UsageError
@@ -164,7 +166,7 @@ class Stepping:
                 held.take()
         answers = self._held.take()
         self._held = None
-        result = self._form.join_rows([each.result for each in answers if isinstance(each.result, Rows)])
+        result = join_rows(self._form, [each.result for each in answers if isinstance(each.result, Rows)])
         if not self._sent:
             return result
         sent, self._sent = np.concatenate(self._sent), []

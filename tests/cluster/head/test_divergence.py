@@ -9,7 +9,7 @@ from gymnasium import spaces
 from envfleet import UsageError
 from envfleet.cluster.head.divergence import Probes, added, measured, probes_of
 from envfleet.cluster.sync import probe_rows
-from envfleet.cluster.wire.rollouts.rollout_form import Collected
+from envfleet.cluster.wire.rollouts.collected import Collected
 from envfleet.contract import distributions
 from envfleet.contract.spaces import SpaceTree
 from tests.support.agents.aps_agents import (

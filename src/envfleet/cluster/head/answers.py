@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from envfleet.cluster.head.membership import Member
 from envfleet.cluster.wire.messages import EnvFailure, OrderFailed
 from envfleet.cluster.wire.plain_values import read_plain
-from envfleet.cluster.wire.rollouts.rollout_form import Collected, Rows
+from envfleet.cluster.wire.rollouts.collected import Collected, Rows
 from envfleet.contract import errors
 from envfleet.contract.errors import ChildDied, EnvFailed, PolicyFailed, UsageError, WorkerFailed
 from envfleet.contract.evaluation import Episodes

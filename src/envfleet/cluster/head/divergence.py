@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from envfleet.cluster.sync import probe_places
-from envfleet.cluster.wire.rollouts.rollout_form import Collected, named
+from envfleet.cluster.wire.codec import named
+from envfleet.cluster.wire.rollouts.collected import Collected
 from envfleet.contract import distributions
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from envfleet.cluster.wire.rollouts.rollout_form import Collected
+from envfleet.cluster.wire.rollouts.collected import Collected
 from envfleet.contract.infos.flat import Dense
 
 NUM_EPISODES = 100  # the last ones, of all workers, over which is averaged

@@ -14,9 +14,10 @@ from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.episode_metrics import EpisodeMetrics
 from envfleet.cluster.head.fleet import DueWorker, Fleet
 from envfleet.cluster.head.policy_versions import PolicyVersions
+from envfleet.cluster.head.row_warnings import RowWarnings
 from envfleet.cluster.head.socket import HeadSocket
 from envfleet.cluster.head.worker_record import WorkerRecord
-from envfleet.cluster.info_choice import MOST_INFO_BYTES, InfoChoice
+from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.wire.codec import BadMessage, Decoder, encode
 from envfleet.cluster.wire.messages import (
     PROCESS_NAME_BYTES,
@@ -44,8 +45,7 @@ from envfleet.cluster.wire.messages import (
     ValuesReady,
 )
 from envfleet.cluster.wire.orders import Order, Verdict
-from envfleet.cluster.wire.rollouts.rollout_form import Collected, Rows
-from envfleet.cluster.wire.rollouts.row_checks import SuspectRows
+from envfleet.cluster.wire.rollouts.collected import Collected, Rows
 from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.cluster.wire.transfers import Digests
 from envfleet.contract.arrays import Array, Arrays
@@ -54,9 +54,6 @@ from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import WorkerStatus
 
 logger = logging.getLogger("envfleet.cluster")
-
-
-MOST_LEFT_OUT = 1024  # infos of which the log says that they are left out
 
 
 class Head:
@@ -71,8 +68,7 @@ class Head:
         self._decoder: Decoder[Any] = Decoder(FromWorker)
         self._resend_s = config.timing.resend_s
         self._num_arrivals = 0
-        self._warned_of: set[str] = set()  # kinds of suspect rows that were logged
-        self._left_out: set[str] = set()  # infos that rollouts do not carry, as they were logged
+        self._warnings = RowWarnings()
         self._metrics = EpisodeMetrics()
         self._owner_pid = os.getpid()
         self._reactions: dict[type, Callable[[WorkerRecord, Any, Arrays], None]] = {
@@ -357,36 +353,10 @@ class Head:
         self._num_arrivals += 1
         record.accept(message, result, verdict is Verdict.ACCEPTED, self._num_arrivals, _now_s())
         if isinstance(result, Rows | Collected) and result.suspects:
-            self._warn_of(result.suspects, record, form.num_envs)
+            self._warnings.warn_of_suspects(result.suspects, record, form.num_envs)
         if isinstance(result, Collected) and verdict is Verdict.ACCEPTED:
             self._metrics.add(result)
-            self._warn_of_left_out(message.infos.left_out, record)
-
-    def _warn_of(self, suspects: SuspectRows, record: WorkerRecord, num_envs: int) -> None:
-        """Log each kind once in a run: envs that return such rows do it often."""
-        worker = record.worker
-        for what, env, counter in (
-            ("NaN in its observation or reward", suspects.nan_env, "num_nan_rows"),
-            ("an observation outside its space", suspects.out_of_bounds_env, "num_out_of_bounds_rows"),
-        ):
-            if env is not None and what not in self._warned_of:
-                self._warned_of.add(what)
-                text = "env %d of %s gave %s. Such rows are passed on, and counted in stats().workers[%d].%s"
-                logger.warning(text, worker * num_envs + env, record, what, worker, counter)
-
-    def _warn_of_left_out(self, left_out: Sequence[str], record: WorkerRecord) -> None:
-        """Log each info that a rollout does not carry once in a run."""
-        new = [each for each in left_out if each not in self._left_out]
-        if new and len(self._left_out) < MOST_LEFT_OUT:
-            self._left_out.update(new)
-            logger.warning(
-                "the rollouts of %s come without the infos %s. If no keys are chosen, at most %d MiB of numbers are "
-                "sent; rollout(..., infos=('key', ...)) and stream(..., infos=...) send the keys that you choose, of "
-                "any size, and infos=() sends none",
-                record,
-                ", ".join(map(ascii, new)),
-                MOST_INFO_BYTES >> 20,
-            )
+            self._warnings.warn_of_left_out(message.infos.left_out, record)
 
     def _evaluation_progress(self, record: WorkerRecord, message: EvaluationProgress, arrays: Arrays) -> None:
         record.progressed(message)

@@ -20,7 +20,8 @@ from envfleet.cluster.head.head import Head
 from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.standstill import Standstill
 from envfleet.cluster.sync import Measurement, SyncRule
-from envfleet.cluster.wire.rollouts.rollout_form import Collected, RolloutForm
+from envfleet.cluster.wire.rollouts.collected import Collected
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
 from envfleet.contract.errors import UsageError, WorkerFailed
 from envfleet.contract.policy import Policy, PolicyCode
 from envfleet.contract.rollout import Rollout

@@ -36,7 +36,8 @@ from envfleet.cluster.wire.messages import (
 )
 from envfleet.cluster.wire.orders import Numbered, Order, OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
-from envfleet.cluster.wire.rollouts.rollout_form import Collected, RolloutForm, Rows
+from envfleet.cluster.wire.rollouts.collected import Collected, Rows
+from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
 from envfleet.cluster.wire.transfers import Transfers, num_bytes
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.stats import WorkerStats

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from envfleet.cluster.wire.messages import Limits
-from envfleet.contract.arrays import Array
+from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.errors import ClusterError, MissingExtra, UsageError
 
 Frame = bytes | memoryview | Array  # whatever has a contiguous buffer
@@ -162,6 +162,11 @@ class Decoder(Generic[Message]):
             total_bytes += buffer.nbytes
         if total_bytes > limits.total_bytes:
             raise BadMessage(f"a message of {total_bytes} bytes; at most {limits.total_bytes} are allowed")
+
+
+def named(arrays: Arrays, prefix: str) -> dict[str, Array]:
+    """The arrays whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def require_booleans(name: str, array: Array) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from envfleet.cluster.sync import SyncRule
+from envfleet.cluster.wire.codec import named
 from envfleet.cluster.wire.evaluations import CODE, WEIGHT
 from envfleet.cluster.wire.messages import (
     Call,
@@ -37,7 +38,6 @@ from envfleet.cluster.wire.messages import (
     Welcome,
 )
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
-from envfleet.cluster.wire.rollouts.rollout_form import named
 from envfleet.cluster.wire.spaces import describe_space
 from envfleet.cluster.worker.collecting.first_ready import FirstReadyCollector
 from envfleet.cluster.worker.collecting.policy_copies import PolicyCopies

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from envfleet.cluster.wire.codec import BadMessage
 from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.cluster.wire.rollouts import stacks
+from envfleet.cluster.wire.rollouts.joining import join_rollouts, join_rows
 from envfleet.cluster.wire.rollouts.rollout_form import MOST_EXTRAS, RolloutForm
 from envfleet.contract.spaces import SpaceTree
 from envfleet.testing.programs import require_equal
@@ -91,7 +92,7 @@ def test_values_of_finals_without_those_of_the_last_observation(form):
     arrays = rollout_arrays()
     del arrays["next_values"]
     try:
-        joined = form.join_rollouts([form.check_rollout(0, 0, 0, T, arrays)])
+        joined = join_rollouts(form, [form.check_rollout(0, 0, 0, T, arrays)])
     except BadMessage:
         return
     assert joined.next_values is None and joined.final_values is None
@@ -255,8 +256,8 @@ def test_too_many_arrays_of_a_policy(probed_form, prefix):
 def test_states_stand_side_by_side(probed_form):
     parts = [rollout_arrays() | policy_arrays(), rollout_arrays() | policy_arrays()]
     parts[1]["state.h"] = parts[1]["state.h"] + 1
-    rollout = probed_form.join_rollouts(
-        [probed_form.check_rollout(w, 0, 0, T, each, "gaussian") for w, each in enumerate(parts)]
+    rollout = join_rollouts(
+        probed_form, [probed_form.check_rollout(w, 0, 0, T, each, "gaussian") for w, each in enumerate(parts)]
     )
     assert rollout.states.keys() == {"h", "count"} and rollout.states["count"].tolist() == [0, 1, 0, 1]
     require_equal(rollout.states["h"], np.concatenate([each["state.h"] for each in parts]))
@@ -266,9 +267,9 @@ def test_states_stand_side_by_side(probed_form):
 def test_states_that_only_some_parts_have_are_left_out(probed_form):
     bare = probed_form.check_rollout(1, 0, 0, T, rollout_arrays())
     full = probed_form.check_rollout(0, 0, 0, T, rollout_arrays() | policy_arrays(), "gaussian")
-    assert probed_form.join_rollouts([bare]).states is None
-    assert probed_form.join_rollouts([full, bare]).states is None
-    assert probed_form.join_rollouts([bare, full]).states is None
+    assert join_rollouts(probed_form, [bare]).states is None
+    assert join_rollouts(probed_form, [full, bare]).states is None
+    assert join_rollouts(probed_form, [bare, full]).states is None
 
 
 # -- numbers that cannot be, and those that an env may have --
@@ -365,7 +366,7 @@ def test_infos_that_are_none(form, info):
 
 def test_one_part(form):
     arrays = rollout_arrays()
-    rollout = form.join_rollouts([form.check_rollout(3, 5, 1, T, arrays)])
+    rollout = join_rollouts(form, [form.check_rollout(3, 5, 1, T, arrays)])
     require_equal(rollout.rewards, arrays["rewards"])
     require_equal(rollout.obs["a"], arrays["obs.0"][:T])
     require_equal(rollout.next_obs["a"], arrays["obs.0"][T])
@@ -379,7 +380,7 @@ def test_large_arrays_of_one_part_are_not_copied():
     form = RolloutForm(SpaceTree(space), SpaceTree(ACTIONS), N)
     arrays = rollout_arrays(0, space)
     arrays |= {"obs.0": np.ones((T + 1, N, 300, 400), np.float32), "final_obs.0": np.ones((2, 300, 400), np.float32)}
-    rollout = form.join_rollouts([form.check_rollout(0, 0, 0, T, arrays)])
+    rollout = join_rollouts(form, [form.check_rollout(0, 0, 0, T, arrays)])
     assert np.shares_memory(rollout.obs, arrays["obs.0"]) and np.shares_memory(rollout.next_obs, arrays["obs.0"])
 
 
@@ -390,7 +391,7 @@ def test_parts_stand_side_by_side(form):
         form.check_rollout(w, v, lag, T, arrays)
         for w, v, lag, arrays in zip(workers, versions, lags, parts, strict=True)
     ]
-    rollout = form.join_rollouts(checked)
+    rollout = join_rollouts(form, checked)
     assert (rollout.num_steps, rollout.num_envs, rollout.version, rollout.lag) == (T, 6, 5, 2)
     assert rollout.env_ids.tolist() == [0, 1, 2, 3, 8, 9]
     assert rollout.workers.tolist() == [0, 1, 4] and rollout.versions.tolist() == [7, 5, 6]
@@ -418,7 +419,7 @@ def test_what_only_some_parts_have_is_left_out(form):
     for name in ("log_probs", "next_values", "final_values", "extra.values"):
         del bare[name]
     bare["extra.hidden"] = bare["extra.hidden"].astype(np.float32)
-    rollout = form.join_rollouts([form.check_rollout(i, 0, 0, T, each) for i, each in enumerate((full, bare))])
+    rollout = join_rollouts(form, [form.check_rollout(i, 0, 0, T, each) for i, each in enumerate((full, bare))])
     assert rollout.log_probs is None and rollout.next_values is None and rollout.final_values is None
     assert not rollout.extras
 
@@ -430,13 +431,13 @@ def test_no_episode_ended(form):
     for name in ("final_obs.0", "final_obs.1"):
         arrays[name] = arrays[name][:0]
     arrays["terminated"][:] = arrays["truncated"][:] = False
-    rollout = form.join_rollouts([form.check_rollout(i, 0, 0, T, arrays) for i in (0, 1)])
+    rollout = join_rollouts(form, [form.check_rollout(i, 0, 0, T, arrays) for i in (0, 1)])
     assert rollout.final_obs["a"].shape == (0, 3) and not rollout.final_values.any()
 
 
 def test_rows_are_joined_and_may_be_written(form):
     parts = [form.check_rows(w, {"n": ["array", "int64", [2], bytes(16)]}, row_arrays(w)) for w in (0, 1)]
-    obs, rewards, terminated, truncated, info = form.join_rows(parts)
+    obs, rewards, terminated, truncated, info = join_rows(form, parts)
     require_equal(obs["a"], np.concatenate([row_arrays(0)["obs.0"], row_arrays(1)["obs.0"]]))
     require_equal(rewards, np.concatenate([row_arrays(0)["rewards"], row_arrays(1)["rewards"]]))
     require_equal(info["n"], np.zeros(4, np.int64))
@@ -445,7 +446,7 @@ def test_rows_are_joined_and_may_be_written(form):
     frozen = row_arrays()
     for array in frozen.values():
         array.flags.writeable = False
-    assert form.join_rows([form.check_rows(0, {}, frozen)])[0]["a"].flags.writeable
+    assert join_rows(form, [form.check_rows(0, {}, frozen)])[0]["a"].flags.writeable
 
 
 # -- stacks --
@@ -477,8 +478,8 @@ def test_stacks_are_unpacked(stack_form, packed, finals_are_packed):
     made = [stack_arrays(seed, is_packed, finals_are_packed) for seed, is_packed in enumerate(packed)]
     if len(packed) == 1 and finals_are_packed:
         assert any("/newest" in name for name in made[0][2])
-    rollout = stack_form.join_rollouts(
-        [stack_form.check_rollout(w, 0, 0, T, sent) for w, (_, _, sent) in enumerate(made)]
+    rollout = join_rollouts(
+        stack_form, [stack_form.check_rollout(w, 0, 0, T, sent) for w, (_, _, sent) in enumerate(made)]
     )
     require_equal(rollout.obs, np.concatenate([obs[:T] for obs, _, _ in made], axis=1))
     require_equal(rollout.next_obs, np.concatenate([obs[T] for obs, _, _ in made]))
@@ -500,7 +501,7 @@ def test_wrong_stacks(stack_form, name, change):
     else:
         sent[name] = sent[name][None]
     with pytest.raises(BadMessage):
-        stack_form.join_rollouts([stack_form.check_rollout(0, 0, 0, T, sent)])
+        join_rollouts(stack_form, [stack_form.check_rollout(0, 0, 0, T, sent)])
 
 
 @pytest.mark.parametrize("name", ["obs.0", "final_obs.0"])
@@ -508,7 +509,7 @@ def test_neither_packed_nor_plain(stack_form, name):
     _, _, sent = stack_arrays()
     sent = {key: array for key, array in sent.items() if not key.startswith(f"{name}/")}
     with pytest.raises(BadMessage):
-        stack_form.join_rollouts([stack_form.check_rollout(0, 0, 0, T, sent)])
+        join_rollouts(stack_form, [stack_form.check_rollout(0, 0, 0, T, sent)])
 
 
 def test_what_is_no_stack_must_be_plain(form):
@@ -538,7 +539,7 @@ def test_columns_have_their_own_versions(wide_form):
     collected = wide_form.check_rollout(2, 8, 1, T, arrays | columns(), num_columns=N)
     assert collected.suspects.nan_env == 4, "the env, not the column"
     other = wide_form.check_rollout(0, 7, 2, T, rollout_arrays(1) | columns((0, 3), (7, 7)), num_columns=N)
-    rollout = wide_form.join_rollouts([other, collected])
+    rollout = join_rollouts(wide_form, [other, collected])
     assert rollout.env_ids.tolist() == [0, 3, 11, 14]
     assert rollout.parts.tolist() == [0, 0, 1, 2]
     assert rollout.workers.tolist() == [0, 2, 2]

@@ -1,84 +1,29 @@
-"""Rows and rollouts that workers send: which arrays they consist of, checked against the spaces, joined in env order.
+"""RolloutForm: which arrays the rows and rollouts of a worker consist of, checked against the spaces.
 
 Pure. An observation leaf of a rollout has T + 1 rows: the last is what the envs show after the last step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from envfleet.cluster.info_choice import InfoChoice
-from envfleet.cluster.wire.codec import BadMessage, require_booleans
+from envfleet.cluster.wire.codec import BadMessage, named, require_booleans
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.plain_values import from_plain
 from envfleet.cluster.wire.rollouts import info_arrays, stacks
-from envfleet.cluster.wire.rollouts.row_checks import NONE_SUSPECT, RowChecks, SuspectRows, require_ends
+from envfleet.cluster.wire.rollouts.collected import Collected, Rows
+from envfleet.cluster.wire.rollouts.row_checks import RowChecks, SuspectRows, require_ends
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.distributions import from_arrays
 from envfleet.contract.errors import UsageError
-from envfleet.contract.infos.flat import FlatInfos, joined, nested
-from envfleet.contract.infos.table import InfoTable
-from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 
 MOST_EXTRAS = 64
 FIXED = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """One worker's rollout, checked. A column is the rows of one env."""
-
-    worker: int
-    version: int  # of the newest column
-    lag: int  # of that version, when the rollout was accepted; after taken(): then
-    num_steps: int
-    arrays: Arrays
-    distribution: str | None = None  # the kind of that in the arrays "probe."
-    suspects: SuspectRows = NONE_SUSPECT
-    env_ids: Array | None = None  # [N] of its columns, counted within the worker; None: all envs
-    versions: Array | None = None  # [N] of its columns; None: `version` of all
-    infos: FlatInfos = field(default_factory=dict)  # [T, N, ...]
-    final_infos: FlatInfos = field(default_factory=dict)  # [F, ...]
-
-    @property
-    def oldest_version(self) -> int:
-        """The version of the oldest column."""
-        return self.version if self.versions is None else int(self.versions.min())
-
-    @property
-    def num_columns(self) -> int:
-        """N: columns of the rollout."""
-        return int(self.arrays["rewards"].shape[1])
-
-    @property
-    def column_versions(self) -> Array:
-        """[N] int64: the version of each column."""
-        return np.full(self.num_columns, self.version) if self.versions is None else self.versions
-
-    @property
-    def column_env_ids(self) -> Array:
-        """[N] int64: the env of each column, counted within the worker."""
-        return np.arange(self.num_columns) if self.env_ids is None else self.env_ids
-
-    def taken(self, newest_version: int) -> Collected:
-        """The same rollout with its lag at the moment at which the learner takes it."""
-        lag = newest_version - self.version
-        return self if lag == self.lag else replace(self, lag=lag)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """One worker's rows of a step or reset, checked."""
-
-    worker: int
-    info: dict[str, Any]
-    arrays: Arrays
-    suspects: SuspectRows = NONE_SUSPECT
 
 
 class RolloutForm:
@@ -92,9 +37,9 @@ class RolloutForm:
         self.num_envs = num_envs
         self.newest_change = 0  # that was made while envs run
         self._checks = RowChecks(obs, actions)
-        self._obs_names = [f"obs.{index}" for index in range(len(obs.leaves))]
+        self.obs_names = [f"obs.{index}" for index in range(len(obs.leaves))]
         self._rows: list[tuple[str, tuple[int, ...], Any]] = [
-            (name, (num_envs, *leaf.shape), leaf.dtype) for name, leaf in zip(self._obs_names, obs.leaves, strict=True)
+            (name, (num_envs, *leaf.shape), leaf.dtype) for name, leaf in zip(self.obs_names, obs.leaves, strict=True)
         ]
         self._rows += [(name, (num_envs,), np.dtype(dtype)) for name, dtype in FIXED.items()]
 
@@ -105,7 +50,7 @@ class RolloutForm:
         info = from_plain(info)
         if not isinstance(info, dict):
             raise BadMessage(f"info must be a dictionary; got {type(info).__name__}")
-        seen = zip(self._checks.obs, (arrays[name] for name in self._obs_names), strict=True)
+        seen = zip(self._checks.obs, (arrays[name] for name in self.obs_names), strict=True)
         return Rows(worker, info, arrays, self._checks.suspects(seen, (), arrays))
 
     def check_rollout(
@@ -196,7 +141,7 @@ class RolloutForm:
     def _suspects(self, arrays: Arrays) -> SuspectRows:
         """Of what each step came to; the first observation was looked at when it came as the last of a rollout."""
         seen, finals = [], []
-        for name, bounds, frame_bounds in zip(self._obs_names, self._checks.obs, self._checks.frames, strict=True):
+        for name, bounds, frame_bounds in zip(self.obs_names, self._checks.obs, self._checks.frames, strict=True):
             seen.append((bounds, arrays[name][1:]) if name in arrays else (frame_bounds, arrays[f"{name}/newest"]))
             final = f"final_{name}"
             finals.append((bounds, arrays[final]) if final in arrays else (frame_bounds, arrays[f"{final}/newest"]))
@@ -252,132 +197,6 @@ class RolloutForm:
                 raise BadMessage(f"array 'final_obs.{index}' is missing")
         return num_finals
 
-    # -- joining --
-
-    def join_rows(self, parts: Sequence[Rows]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Rows of several workers, in the order given, as a VectorEnv's step() returns them."""
-        leaves = [np.concatenate([part.arrays[name] for part in parts]) for name in self._obs_names]
-        obs = leaves[0] if self.obs.is_one_array else self.obs.unflatten(leaves)
-        rewards, terminated, truncated = [np.concatenate([part.arrays[name] for part in parts]) for name in FIXED]
-        info = InfoTable.join([InfoTable(self.num_envs, part.info) for part in parts]).columns
-        return obs, rewards, terminated, truncated, info
-
-    def join_rollouts(self, parts: Sequence[Collected]) -> Rollout:
-        """Rollouts of several workers, side by side in the order given."""
-        num_steps = parts[0].num_steps
-        offsets = [0, *np.cumsum([part.num_columns for part in parts]).tolist()]
-        full_obs = [self._joined_obs(index, leaf, parts, offsets) for index, leaf in enumerate(self.obs.leaves)]
-        final_steps = _joined(parts, "final_steps")
-        final_envs = np.concatenate(
-            [part.arrays["final_envs"] + offset for part, offset in zip(parts, offsets, strict=False)]
-        )
-        has_values = all("next_values" in part.arrays for part in parts)
-        final_values = None
-        if has_values:
-            final_values = np.zeros((num_steps, offsets[-1]), np.float32)
-            final_values[final_steps, final_envs] = _joined(parts, "final_values")
-        return Rollout(
-            obs=self.obs.unflatten([array[:-1] for array in full_obs]),
-            actions=self.actions.unflatten(
-                [_joined(parts, f"action.{index}", axis=1) for index in range(len(self.actions.leaves))]
-            ),
-            log_probs=_joined(parts, "log_probs", axis=1) if all("log_probs" in p.arrays for p in parts) else None,
-            extras={name.removeprefix("extra."): _joined(parts, name, axis=1) for name in self._common_extras(parts)},
-            rewards=_joined(parts, "rewards", axis=1),
-            terminations=_joined(parts, "terminated", axis=1),
-            truncations=_joined(parts, "truncated", axis=1),
-            next_obs=self.obs.unflatten([array[-1] for array in full_obs]),
-            next_values=_joined(parts, "next_values") if has_values else None,
-            final_values=final_values,
-            final_steps=final_steps,
-            final_envs=final_envs,
-            final_obs=self.obs.unflatten(
-                [self._final_obs(index, parts, offsets, full_obs[index]) for index in range(len(self.obs.leaves))]
-            ),
-            episode_returns=_joined(parts, "episode_returns"),
-            episode_lengths=_joined(parts, "episode_lengths"),
-            episode_seconds=_joined(parts, "episode_seconds"),
-            infos=nested(joined([part.infos for part in parts], [part.arrays["rewards"].shape for part in parts], 1)),
-            final_infos=nested(
-                joined([part.final_infos for part in parts], [part.arrays["final_steps"].shape for part in parts], 0)
-            ),
-            action_masks=self._joined_masks(parts),
-            env_ids=np.concatenate([part.column_env_ids + part.worker * self.num_envs for part in parts]),
-            states=self._joined_states(parts),
-            changes=self._joined_changes(parts),
-            **_joined_versions(parts),
-        )
-
-    def _joined_changes(self, parts: Sequence[Collected]) -> Array | None:
-        if not any("changes" in part.arrays for part in parts):
-            return None
-        none = [np.zeros((part.num_steps, part.num_columns), np.int64) for part in parts]
-        return np.concatenate(
-            [part.arrays.get("changes", each) for part, each in zip(parts, none, strict=True)], axis=1
-        )
-
-    @staticmethod
-    def _joined_masks(parts: Sequence[Collected]) -> Array | None:
-        shapes = {part.arrays["action_mask"].shape[2:] if "action_mask" in part.arrays else None for part in parts}
-        if None in shapes or len(shapes) > 1:
-            return None
-        return _joined(parts, "action_mask", axis=1)
-
-    @staticmethod
-    def _joined_states(parts: Sequence[Collected]) -> dict[str, Array] | None:
-        states = [named(part.arrays, "state.") for part in parts]
-        forms = {tuple((name, rows.shape[1:], rows.dtype) for name, rows in state.items()) for state in states}
-        if not states[0] or len(forms) > 1:
-            return None
-        return {name: np.concatenate([state[name] for state in states]) for name in states[0]}
-
-    def _joined_obs(self, index: int, leaf: Leaf, parts: Sequence[Collected], offsets: Sequence[int]) -> Array:
-        """[T + 1, N, ...]"""
-        name = f"obs.{index}"
-        if len(parts) == 1 and name in parts[0].arrays:
-            return parts[0].arrays[name]  # as it came, without a copy: it cannot be written
-        if all(name in part.arrays for part in parts):
-            return _joined(parts, name, axis=1)
-        joined = np.empty((parts[0].num_steps + 1, offsets[-1], *leaf.shape), leaf.dtype)
-        for part, first, end in zip(parts, offsets, offsets[1:], strict=False):
-            rows = joined[:, first:end]
-            if name in part.arrays:
-                rows[...] = part.arrays[name]
-            else:
-                stacks.unpack(name, part.arrays, rows)
-        return joined
-
-    def _final_obs(self, index: int, parts: Sequence[Collected], offsets: Sequence[int], full_obs: Array) -> Array:
-        name = f"final_obs.{index}"
-        finals = []
-        for part, offset in zip(parts, offsets, strict=False):
-            if name in part.arrays:
-                finals.append(part.arrays[name])
-                continue
-            steps, envs = part.arrays["final_steps"], part.arrays["final_envs"] + offset
-            finals.append(stacks.unpack_finals(name, part.arrays, full_obs[steps, envs]))
-        return finals[0] if len(finals) == 1 else np.concatenate(finals)
-
-    @staticmethod
-    def _common_extras(parts: Sequence[Collected]) -> list[str]:
-        first = parts[0].arrays
-        return [
-            name
-            for name in first
-            if name.startswith("extra.")
-            and all(
-                name in part.arrays
-                and part.arrays[name].shape[2:] == first[name].shape[2:]
-                and part.arrays[name].dtype == first[name].dtype
-                for part in parts
-            )
-        ]
-
-
-def named(arrays: Arrays, prefix: str) -> dict[str, Array]:
-    """The arrays whose names begin so, without that."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
 
 def _dtype(leaf: Leaf) -> np.dtype[Any]:
     assert leaf.dtype is not None  # a cluster carries array spaces only
@@ -391,24 +210,3 @@ def _require(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[
     if array.shape != shape or array.dtype != dtype:
         raise BadMessage(f"array {name!r} must be {dtype} {shape}; got {array.dtype} {array.shape}")
     require_booleans(name, array)
-
-
-def _joined_versions(parts: Sequence[Collected]) -> dict[str, Array]:
-    """Workers, versions and lags of the rollout's parts, and the part of each column."""
-    workers: list[int] = []
-    versions: list[int] = []
-    lags: list[int] = []
-    columns: list[Array] = []
-    for each in parts:
-        own, index = np.unique(each.column_versions, return_inverse=True)
-        columns.append(index + len(workers))
-        workers += [each.worker] * len(own)
-        versions += own.tolist()
-        lags += (each.version + each.lag - own).tolist()
-    named_columns = {"workers": workers, "versions": versions, "lags": lags}
-    return {name: np.array(values) for name, values in named_columns.items()} | {"parts": np.concatenate(columns)}
-
-
-def _joined(parts: Sequence[Collected], name: str, axis: int = 0) -> Array:
-    """A new array."""
-    return np.concatenate([part.arrays[name] for part in parts], axis=axis)

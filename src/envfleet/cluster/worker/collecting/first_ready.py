@@ -31,7 +31,7 @@ from envfleet.cluster.worker.collecting.policy_state import (
     values_of,
 )
 from envfleet.cluster.worker.collecting.recorder import Finals, Recorder, RunningEpisodes
-from envfleet.cluster.worker.collecting.unsent_infos import HeldInfos
+from envfleet.cluster.worker.collecting.unsent_infos import UnsentInfos
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
 from envfleet.contract.infos.table import Infos
@@ -126,8 +126,8 @@ class FirstReadyCollector:
         num_columns = per_env * num_envs
         recorder = Recorder(self._obs_tree, self._action_tree, num_steps, num_columns, self._spares)
         self._masks.begin(choice.action_mask, num_steps, num_columns)
-        held_infos = HeldInfos(choice, num_steps, num_columns)
-        self._columns, self._stream = _Columns(recorder, held_infos, num_steps, num_envs, per_env), stream
+        unsent_infos = UnsentInfos(choice, num_steps, num_columns)
+        self._columns, self._stream = _Columns(recorder, unsent_infos, num_steps, num_envs, per_env), stream
         return self._columns, self._memory
 
     def _act(self, columns: _Columns, memory: PolicyState, copies: PolicyCopies) -> None:
@@ -245,7 +245,7 @@ class FirstReadyCollector:
 class _Columns:
     """Which env writes into which column, how far it is, and what else belongs to a column."""
 
-    def __init__(self, recorder: Recorder, infos: HeldInfos, num_steps: int, num_envs: int, per_env: int) -> None:
+    def __init__(self, recorder: Recorder, infos: UnsentInfos, num_steps: int, num_envs: int, per_env: int) -> None:
         num_columns = per_env * num_envs  # env i has column i and, in a stream, column num_envs + i
         self.recorder = recorder
         self.infos = infos

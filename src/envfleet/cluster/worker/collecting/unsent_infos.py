@@ -1,4 +1,4 @@
-"""HeldInfos: the infos of rows that belong to columns which are not full yet, kept until these columns are sent."""
+"""UnsentInfos: the infos of rows that belong to columns which are not full yet, kept until these columns are sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Batch:
     has_ended: Array  # [B] bool
 
 
-class HeldInfos:
+class UnsentInfos:
     """Infos in the order in which they came. Memory: that of the batches some of whose rows are not sent."""
 
     def __init__(self, choice: InfoChoice, num_steps: int, num_columns: int) -> None:
