@@ -20,15 +20,15 @@ class LiveChanging:
         self._num_changes = 0
 
     def broadcast(self, name: str, value: Any) -> int:
-        """See ClusterEnv."""
+        """Set an attribute of each env in its next reset. Returns the change's number."""
         return self._make(attribute_change(self._num_changes + 1, name, value))
 
     def call_at_reset(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """See ClusterEnv."""
+        """Call a method of each env in its next reset. Returns the change's number."""
         return self._make(call_change(self._num_changes + 1, name, args, kwargs))
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> int:
-        """See ClusterEnv."""
+        """Give these options to the envs' own resets from now on. Returns the change's number."""
         return self._make(options_change(self._num_changes + 1, options))
 
     def _make(self, change: Change) -> int:

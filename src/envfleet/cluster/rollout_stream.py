@@ -88,7 +88,7 @@ class RolloutStream(Iterator[Rollout]):
         self._begin_with(range(run.num_workers))
 
     def __iter__(self) -> RolloutStream:
-        """Return the stream."""
+        """Return this stream: it can be iterated once."""
         return self
 
     def __next__(self) -> Rollout:

@@ -57,12 +57,12 @@ class Evaluation:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes."""
+        """E, the number of episodes."""
         return len(self.returns)
 
     @property
     def mean_return(self) -> float:
-        """Mean of the returns."""
+        """The mean of the episodes' returns."""
         return float(self.returns.mean())
 
     @property
@@ -77,17 +77,17 @@ class Evaluation:
 
     @property
     def min_return(self) -> float:
-        """Lowest return."""
+        """The lowest return of an episode."""
         return float(self.returns.min())
 
     @property
     def max_return(self) -> float:
-        """Highest return."""
+        """The highest return of an episode."""
         return float(self.returns.max())
 
     @property
     def mean_length(self) -> float:
-        """Mean number of steps."""
+        """The mean number of steps of an episode."""
         return float(self.lengths.mean())
 
     @property

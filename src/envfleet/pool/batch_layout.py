@@ -20,19 +20,19 @@ class BatchArrays(Protocol):
 
     @property
     def env_ids(self) -> Array:
-        """[B] int32."""
+        """[B] int32: the env of each row."""
 
     @property
     def rewards(self) -> Array:
-        """[B] float64."""
+        """[B] float64: the reward of each step."""
 
     @property
     def terminated(self) -> Array:
-        """[B] bool."""
+        """[B] bool: whether the episode reached its end."""
 
     @property
     def truncated(self) -> Array:
-        """[B] bool."""
+        """[B] bool: whether the episode was cut short."""
 
     @property
     def obs(self) -> Sequence[Array]:

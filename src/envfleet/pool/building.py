@@ -30,7 +30,7 @@ class EnvBuilder:
     is_checked: bool  # Gymnasium's own checks of a new env; one env of a pool is enough
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """Build the env."""
+        """Build the env, with pixels as observations if the spec says so."""
         render_mode, pixels = self.spec.render_mode, self.spec.pixels
         if pixels is None:
             return self._build(render_mode)

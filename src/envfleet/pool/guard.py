@@ -75,7 +75,7 @@ class FailureCount(Protocol):
     """How often each env failed since it last finished an episode. Outlives the process that runs the env."""
 
     def num_failures(self, env_id: int, /) -> int:
-        """The count."""
+        """How often the env has failed since then."""
 
     def add_failure(self, env_id: int, /) -> int:
         """Count one more; returns the new count."""
@@ -108,7 +108,6 @@ class GuardedEpisode:
         seed: int | None = None,  # of the earlier instance
         changes: LiveChanges | None = None,  # that are made while envs run
     ) -> None:
-        """Build the env."""
         self.failure: Failure | None = None
         self._env_id = env_id
         self._build = build
@@ -135,7 +134,7 @@ class GuardedEpisode:
 
     @property
     def env(self) -> Any:
-        """The env as it is now."""
+        """The env as it is now: it may have been built anew."""
         return self._episode.env
 
     def switch_autoreset(self, mode: Autoreset) -> None:

@@ -23,7 +23,6 @@ class PixelObservation(gymnasium.Wrapper[Array, Any, Any, Any], gymnasium.utils.
     """Needs an env with `render_mode="rgb_array"`. Draws once when it is built: an env that cannot fails then."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], pixels: Pixels) -> None:
-        """See Pixels."""
         gymnasium.utils.RecordConstructorArgs.__init__(self, pixels=pixels)
         super().__init__(env)
         if env.render_mode != "rgb_array":
@@ -58,7 +57,7 @@ class PixelObservation(gymnasium.Wrapper[Array, Any, Any, Any], gymnasium.utils.
             return self.env.render()
 
     def close(self) -> None:
-        """Close the env."""
+        """Release what draws, and close the env."""
         release(self.env.unwrapped)
         super().close()
 

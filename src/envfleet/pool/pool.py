@@ -53,7 +53,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, backend: Backend, config: PoolConfig, seed: int | None = None) -> None:
-        """Use `envfleet.make`."""
+        """Not called by users: `envfleet.make` builds pools."""
         traits = backend.traits
         self._backend = backend
         self._config = config
@@ -552,13 +552,13 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._step_at_once = self._backend.step_at_once
 
     def __enter__(self) -> Self:
-        """The pool itself."""
+        """Return the pool, which `with` closes."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the pool."""
+        """Close the pool, whatever happened."""
         self.close()
 
     # -- inside --

@@ -33,7 +33,6 @@ class SerialBackend:
     why_no_changes: str | None = None
 
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
-        """Build all envs."""
         self._config = config
         self.step_at_once: StepAtOnce | None = None
         self.is_step_pending = False
@@ -78,7 +77,7 @@ class SerialBackend:
         require_same_spaces(self.traits, episode.env, env_id, self._config.observation_mode)
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
-        """See Backend."""
+        """Queue the resets of these envs; recv() carries them out."""
         tasks: dict[int, Callable[[], Transition]] = {}
         if line is Line.FULL:
             tasks = {env_id: episode.repeat for env_id, episode in enumerate(self._episodes)}
@@ -89,13 +88,13 @@ class SerialBackend:
         self._tasks.extend(tasks.items())
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
-        """See Backend."""
+        """Queue a step of these envs; recv() carries it out."""
         read_action = action_reader(self._action_tree, action_leaves)
         for row, env_id in enumerate(range(self._config.num_envs) if env_ids is None else env_ids.tolist()):
             self._tasks.append((env_id, partial(self._episodes[env_id].step, read_action(row))))
 
     def repeat(self, env_ids: IntArray, line: Line) -> None:
-        """See Backend."""
+        """Queue rows that show the last observation of these envs."""
         self._tasks.extend((env_id, self._episodes[env_id].repeat) for env_id in env_ids.tolist())
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
@@ -116,7 +115,7 @@ class SerialBackend:
         return assemble_batch(self._obs_tree, filling, filling.extras)
 
     def drain(self, timeout_s: float) -> None:
-        """See Backend."""
+        """Carry out what is queued, and forget its results."""
         for _, task in self._tasks:
             task()
         self._tasks.clear()
@@ -124,26 +123,26 @@ class SerialBackend:
         self._failures.clear()
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """See Backend."""
+        """Call each env in turn; the first that raises ends the call with EnvFailed."""
         return [self._on_env(env_id, value_of, name, args, kwargs) for env_id in env_ids]
 
     def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
-        """See Backend."""
+        """Set the attribute of each env in turn."""
         for env_id, value in zip(env_ids, values, strict=True):
             self._on_env(env_id, set_attribute, name, value)
 
     def change(self, change: Change) -> None:
-        """See Backend."""
+        """Keep the change: each episode looks for new ones in its next reset."""
         self._changes.add(change)
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
-        """See Backend."""
+        """Tell each episode the mode; the envs stay as they are."""
         for episode in self._episodes:
             episode.switch_autoreset(mode)
         return True
 
     def close(self) -> None:
-        """See Backend."""
+        """Close each env. What they raise is suppressed."""
         episodes, self._episodes = self._episodes, []
         for episode in episodes:
             with contextlib.suppress(*ENV_ERRORS):
@@ -159,16 +158,16 @@ class SerialBackend:
             raise Failure.of(env_id, error).to_exception() from None
 
     def num_failures(self, env_id: int) -> int:
-        """See FailureCount."""
+        """How often this env has failed since it last finished an episode."""
         return self._num_failures[env_id]
 
     def add_failure(self, env_id: int) -> int:
-        """See FailureCount."""
+        """Count one more failure of this env; returns the new count."""
         self._num_failures[env_id] += 1
         return self._num_failures[env_id]
 
     def forgive_failures(self, env_id: int) -> None:
-        """See FailureCount."""
+        """Start again from zero for this env."""
         self._num_failures[env_id] = 0
 
 

@@ -233,7 +233,7 @@ class PullWeights(msgspec.Struct, frozen=True, tag="pull_weights"):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
-    """I end now."""
+    """I end now, and send nothing more."""
 
     why: str
     is_failure: bool = True  # False: I was told to; to be started again is no use of a worker's chances
@@ -406,7 +406,7 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The run is over."""
+    """The run is over: end your process."""
 
     why: str
 

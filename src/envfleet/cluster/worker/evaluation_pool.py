@@ -45,7 +45,7 @@ class EvaluationPool:
         self._pool: EnvPool | None = None
 
     def close(self) -> None:
-        """Close the envs."""
+        """Close the envs, if any were built."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()

@@ -44,7 +44,7 @@ class InfoBudget:
 
 
 class _Column:
-    """Numbers of one key."""
+    """The numbers that rows have under one key."""
 
     __slots__ = ("_mask", "batch_shape", "dtype", "num_full", "row_shape", "values")
 

@@ -46,7 +46,6 @@ class NativeBackend:
     steps_some = True
 
     def __init__(self, choice: NativeChoice, config: PoolConfig) -> None:
-        """Build the envs."""
         model = choice.model
         self._choice = choice
         self._config = config
@@ -89,17 +88,17 @@ class NativeBackend:
 
     @property
     def is_step_pending(self) -> bool:
-        """See Backend."""
+        """Whether C++ took the actions, and the batch is still to come."""
         return self._pool.is_step_pending
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
-        """See Backend."""
+        """Tell C++ the mode; the envs stay as they are."""
         self._pool.set_autoreset(core.Autoreset[mode.name])
         self._failures.autoreset = mode
         return True
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
-        """See Backend."""
+        """Seed the generators of these envs, and queue their resets."""
         self._options = options
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._reset_seeds[env_id] = seed
@@ -112,7 +111,7 @@ class NativeBackend:
         self._pool.send_reset(None if is_all else env_ids, options or {}, line)
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
-        """See Backend."""
+        """Queue a step of these envs. Raises UsageError for an action outside its space."""
         leaves = [
             np.ascontiguousarray(values, leaf.dtype)
             for values, leaf in zip(action_leaves, self._action_tree.leaves, strict=True)
@@ -122,7 +121,7 @@ class NativeBackend:
             self._action_tree.refuse_value(wrong.leaf, wrong.row, leaves[wrong.leaf][wrong.row], "actions")
 
     def repeat(self, env_ids: IntArray, line: Line) -> None:
-        """See Backend."""
+        """Queue rows that show the last observation of these envs."""
         self._pool.send_repeat(env_ids, line)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
@@ -154,7 +153,7 @@ class NativeBackend:
         return held
 
     def drain(self, timeout_s: float) -> None:
-        """See Backend."""
+        """Wait until no thread is at work, and forget the results."""
         if not self._pool.drain(timeout_s):
             raise self._timeout(f"envs still at work after {timeout_s:g} s")
         self._held = None
@@ -189,7 +188,7 @@ class NativeBackend:
         return answers
 
     def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
-        """See Backend."""
+        """Raises UsageError: C++ envs have no attributes."""
         raise UsageError(
             f"{name!r} of a native env cannot be set: pass it as env_kwargs, or choose backend='process', "
             "which runs the Python env"
@@ -237,7 +236,7 @@ class NativeBackend:
             self._restored.add(env_id)
 
     def close(self) -> None:
-        """See Backend."""
+        """End the helper threads, and close Gymnasium's env, if one was built to draw."""
         if not self._pool.close(CLOSE_WAIT_S):
             logger.warning("a helper thread did not stop after %g s%s", CLOSE_WAIT_S, self._under_way())
         if self._twin_env is not None and self._choice.twin is not None:

@@ -61,7 +61,7 @@ class _FailedEnv:
         return self
 
     def close(self) -> None:
-        """Nothing to release."""
+        """C++ releases what the env has."""
 
     def _raise_once(self) -> None:
         what, self._what = self._what, None
@@ -122,16 +122,16 @@ class NativeFailures:
         return bool(self._counts)
 
     def num_failures(self, env_id: int, /) -> int:
-        """See FailureCount."""
+        """How often this env has failed since it last finished an episode."""
         return self._counts[env_id]
 
     def add_failure(self, env_id: int, /) -> int:
-        """See FailureCount."""
+        """Count one more failure of this env; returns the new count."""
         self._counts[env_id] += 1
         return self._counts[env_id]
 
     def forgive_failures(self, env_id: int, /) -> None:
-        """See FailureCount."""
+        """Start again from zero for this env."""
         self._counts.pop(env_id, None)
 
     def _action(self, env_id: int) -> Any:

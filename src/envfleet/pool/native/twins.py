@@ -22,7 +22,6 @@ class NotNative(EnvFleetError):
     """
 
     def __init__(self, message: str, *, is_surprise: bool = False) -> None:
-        """See above."""
         super().__init__(message)
         self.is_surprise = is_surprise
 

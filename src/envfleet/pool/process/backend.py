@@ -77,7 +77,7 @@ class ProcessBackend:
             raise
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
-        """See Backend."""
+        """Write seeds and options for the children, and queue the resets of these envs."""
         self._channel.put_code(Windows.options, options, "options")
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._task_queues.set_seed(env_id, seed)
@@ -88,7 +88,7 @@ class ProcessBackend:
             self._task_queues.send(env_ids, core.Op.RESET, line)
 
     def send(self, env_ids: IntArray | None, action_leaves: list[Any], line: Line) -> None:
-        """See Backend."""
+        """Write the actions into shared memory, and queue a step of these envs."""
         for column, leaf in zip(self._arrays.action_columns, action_leaves, strict=True):
             if column is not None:
                 column[... if env_ids is None else env_ids] = leaf
@@ -101,11 +101,11 @@ class ProcessBackend:
         self._task_queues.send(env_ids, core.Op.STEP, line)
 
     def repeat(self, env_ids: IntArray, line: Line) -> None:
-        """See Backend."""
+        """Queue rows that show the last observation of these envs."""
         self._task_queues.send(env_ids, core.Op.REPEAT, line)
 
     def recv(self, line: Line, timeout_s: float) -> StepBatch:
-        """See Backend."""
+        """Wait for a batch; children that die meanwhile are replaced."""
         deadline_s = time.monotonic() + timeout_s
         while (waited := self._task_queues.wait_full(line, slice_s(deadline_s))) is not _READY:
             self._children.after_wait(waited)
@@ -136,13 +136,13 @@ class ProcessBackend:
         self._task_queues.abandon()
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """See Backend."""
+        """Ask the children of these envs, and wait for their answers."""
         request = process_child.Call(tuple(env_ids), name, args, kwargs)
         requests = [request] * self._shape.num_children
         return self._children.ask(requests, f"call {name!r}", self._config.timeout_s)
 
     def set_attr(self, env_ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
-        """See Backend."""
+        """Ask the children of these envs to set the attribute, and wait until they have."""
         by_child: list[dict[int, Any]] = [{} for _ in range(self._shape.num_children)]
         for env_id, value in zip(env_ids, values, strict=True):
             by_child[self._task_queues.child_of(env_id)][env_id] = value
@@ -159,7 +159,7 @@ class ProcessBackend:
         return True
 
     def close(self) -> None:
-        """See Backend."""
+        """End all processes and close the memory files."""
         self._finalizer()
 
     def abandon(self) -> None:
@@ -210,7 +210,7 @@ class ProcessBackend:
         return extras
 
     def _warn(self, text: str) -> None:
-        """Log a warning once."""
+        """Log each text at most once."""
         if text not in self._warnings:
             self._warnings.add(text)
             logger.warning("%s", text)

@@ -26,7 +26,7 @@ NO_CHANGES = ChangesSoFar([], 0)
 
 
 class ChangeSender:
-    """The parent's end."""
+    """The parent's end: writes changes for all children."""
 
     def __init__(self, fd: int, arrays: SharedArrays) -> None:
         self._fd = fd
@@ -52,7 +52,7 @@ class ChangeSender:
 
 
 class ChangeReceiver:
-    """A child's end."""
+    """A child's end: reads the changes that are new to it."""
 
     def __init__(self, fd: int, arrays: SharedArrays, child: int, begun_with: ChangesSoFar) -> None:
         self._channel = ObjectChannel(fd)

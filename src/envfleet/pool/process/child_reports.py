@@ -46,7 +46,7 @@ class ChildReports:
         self._resources = resources
 
     def env_ids_of(self, child: int) -> range:
-        """The envs of a child."""
+        """The envs that a child runs."""
         return range(self._task_queues.first_env(child), self._task_queues.first_env(child + 1))
 
     def name_of(self, child: int) -> str:

@@ -48,7 +48,6 @@ class Children:
         channel: ObjectChannel,
         windows: Windows,
     ) -> None:
-        """Start nothing yet."""
         self._builders = list(builders)
         self._registrations = Registrations.of_this_process()
         self._config = config

@@ -99,7 +99,6 @@ class Windows:
     """Which window belongs to whom, in a pool of N envs."""
 
     def __init__(self, num_envs: int) -> None:
-        """Number the windows."""
         self._num_envs = num_envs
 
     options = 0  # options of the reset under way; parent to all children
@@ -115,7 +114,7 @@ class Windows:
         return 3 + self._num_envs + env_id
 
     def request(self, child: int) -> int:
-        """A request to a child."""
+        """What the parent asks of a child; parent to child."""
         return 3 + 2 * self._num_envs + 2 * child
 
     def reply(self, child: int) -> int:

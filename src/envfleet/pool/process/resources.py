@@ -16,7 +16,7 @@ class ProcessResources:
     """What must go when the backend goes: processes and memory files. Holds no reference to the backend."""
 
     def __init__(self, files: MemoryFiles) -> None:
-        """Start the spawner."""
+        """Start the spawner, which inherits `files`."""
         self.files = files
         self.spawner = Spawner(files.all())
         self.task_queues: core.SharedTaskQueues | None = None

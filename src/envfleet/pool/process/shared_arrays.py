@@ -29,7 +29,7 @@ class MemoryFiles:
 
     @classmethod
     def create(cls) -> MemoryFiles:
-        """Empty memory files."""
+        """Create the files, all of them empty."""
         return cls(*(os.memfd_create(f"envfleet-{name}", os.MFD_CLOEXEC) for name in cls.__slots__))
 
     def all(self) -> tuple[int, ...]:

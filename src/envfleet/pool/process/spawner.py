@@ -73,14 +73,14 @@ class Close(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """A child has died."""
+    """Spawner -> parent: a child has died."""
 
     child: int
     status: int  # as waitpid gives it
 
 
 class Spawner:
-    """The parent's end."""
+    """The parent's end: starts the spawner process, and talks to it."""
 
     def __init__(self, fds: tuple[int, ...]) -> None:
         """Start the process. It and its children inherit `fds`."""
@@ -138,7 +138,7 @@ class Spawner:
 
 
 def main(connection_fd: int) -> None:
-    """The spawner process."""
+    """What the spawner process runs, until the parent is gone or says Close."""
     core.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     wake_read, wake_write = os.pipe()

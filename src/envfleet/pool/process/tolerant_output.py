@@ -23,7 +23,7 @@ class TolerantStream:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing to do: write() has flushed already."""
 
     def __getattr__(self, name: str) -> Any:
         """All else is the stream's own."""

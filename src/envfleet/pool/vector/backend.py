@@ -103,7 +103,7 @@ class VectorBackend:
         self._is_broken = False
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
-        """See Backend."""
+        """Reset these envs at once; recv() returns their rows, or raises what they raised."""
         if len(env_ids) < self._config.num_envs:
             self._require_some("some envs cannot be reset alone")
         try:
@@ -149,7 +149,7 @@ class VectorBackend:
         return batch
 
     def drain(self, timeout_s: float) -> None:
-        """See Backend."""
+        """Forget what was sent: nothing runs before recv()."""
         self._task = self._failure = None
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -193,7 +193,7 @@ class VectorBackend:
 
     @property
     def why_no_changes(self) -> str | None:
-        """See Backend."""
+        """Vector envs reset themselves, so no change can come before it."""
         return (
             f"{type(self._vector.env.unwrapped).__name__} resets its envs by itself, so that they cannot be changed "
             "just before: call set_attr() between two steps, or make a pool of single envs with backend='process'"
@@ -204,7 +204,7 @@ class VectorBackend:
         raise NotImplementedError
 
     def close(self) -> None:
-        """See Backend."""
+        """Close the vector env of the other library."""
         close_vector(self._vector.env)
 
     def abandon(self) -> None:

@@ -26,7 +26,7 @@ class EnvPoolVector:
         self.env = build(_with_chance([None] * num_envs))
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
+        """Reset all envs; with seeds, build the task anew."""
         if any(seed is not None for seed in seeds):
             self.env.close()
             self.env = self._build(_with_chance(seeds))
@@ -34,25 +34,25 @@ class EnvPoolVector:
         return obs, info_table(infos, self._num_envs)
 
     def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
+        """Reset some envs, without seeds, and return their rows only."""
         if any(seed is not None for seed in seeds):
             raise UsageError("EnvPool takes seeds only when it is built: reset all envs, or some of them without seeds")
         obs, infos = self.env.reset(np.asarray(env_ids, np.int32))
         return obs, info_table(infos, len(env_ids))
 
     def step(self, actions: Any) -> StepRows:
-        """See Vectorized."""
+        """Step all envs; EnvPool wants discrete actions as int32."""
         if isinstance(actions, np.ndarray) and actions.dtype == np.int64:
             actions = actions.astype(np.int32)
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         return obs, rewards, terminated, truncated, info_table(infos, self._num_envs)
 
     def why_not_some(self) -> str | None:
-        """It can."""
+        """None: EnvPool resets any envs alone."""
         return None
 
     def render(self, env_ids: Sequence[int]) -> list[Any]:
-        """See Vectorized."""
+        """The frames of some envs, drawn by EnvPool."""
         require_drawing(self.env)
         frames = self.env.render(np.asarray(env_ids, np.int32))
         return [None] * len(env_ids) if frames is None else list(frames)

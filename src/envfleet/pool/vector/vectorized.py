@@ -45,13 +45,13 @@ class Vectorized(Protocol):
     reuses_arrays: bool  # results may be overwritten later
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """Reset all envs."""
+        """Reset all envs, with a seed for each."""
 
     def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
         """Reset some envs, with a seed for each of them; returns their rows only."""
 
     def step(self, actions: Any) -> StepRows:
-        """Step all envs."""
+        """Step all envs with one action each."""
 
     def why_not_some(self) -> str | None:
         """Why some envs cannot be reset alone; None if they can. Nothing is tried out."""
@@ -71,7 +71,7 @@ def failed_env_ids(env: Any) -> list[int]:
 
 
 class GymnasiumVector:
-    """Any VectorEnv."""
+    """Any VectorEnv with Gymnasium's methods."""
 
     def __init__(self, env: Any, num_envs: int) -> None:
         """Check what a factory has made; what is refused is closed."""
@@ -90,14 +90,14 @@ class GymnasiumVector:
         self._is_gymnasiums = type(inner).reset in (SyncVectorEnv.reset, AsyncVectorEnv.reset)
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
+        """Reset all envs. Raises UsageError if the vector env would lose the next step."""
         if self._swallows and self._any_ended:
             raise UsageError(_SWALLOWS)
         obs, infos = self._reset(_one_or_all(seeds), options)
         return obs, info_table(infos, self.env.num_envs)
 
     def reset_some(self, env_ids: Array, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
+        """Reset some envs by Gymnasium's `reset_mask`, and return their rows only."""
         mask = np.zeros(self.env.num_envs, np.bool_)
         mask[env_ids] = True
         masked = {**(options or {}), "reset_mask": mask}
@@ -107,7 +107,7 @@ class GymnasiumVector:
         return tree.select(obs, env_ids), info_table(infos, self.env.num_envs).select(env_ids)
 
     def step(self, actions: Any) -> StepRows:
-        """See Vectorized."""
+        """Step all envs, and check the form of what comes back."""
         obs, rewards, terminated, truncated, infos = vector_step_result(self.env.step(actions))
         if self._swallows:
             self._any_ended = bool(np.any(terminated) or np.any(truncated))
@@ -130,7 +130,7 @@ class GymnasiumVector:
         )
 
     def render(self, env_ids: Sequence[int]) -> list[Any]:
-        """See Vectorized."""
+        """The frames of some envs, in one call where they cannot be drawn one by one."""
         require_drawing(self.env)
         if isinstance(self.env, SyncVectorEnv):
             return [self.env.envs[env_id].render() for env_id in env_ids]
@@ -179,16 +179,16 @@ class AleVector(GymnasiumVector):
         self.reuses_arrays = env is not env.unwrapped
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Rows:
-        """See Vectorized."""
+        """Reset all envs, with seeds of 31 bits."""
         obs, infos = reset_result(self.env.reset(seed=_small_seeds(seeds)))
         return obs, info_table(infos, self.env.num_envs)
 
     def why_not_some(self) -> str | None:
-        """It can."""
+        """None: ale-py resets any envs alone."""
         return None
 
     def render(self, env_ids: Sequence[int]) -> list[Any]:
-        """It cannot."""
+        """Raises UsageError: ale-py's own vector env does not draw."""
         raise UsageError("ale-py's own vector env does not draw; backend='process' does")
 
     def _some_seeds(self, env_ids: Array, seeds: Sequence[int | None]) -> Any:

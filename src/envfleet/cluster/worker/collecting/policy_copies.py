@@ -35,7 +35,7 @@ class PolicyCopies:
         return self._by_version[version]
 
     def __len__(self) -> int:
-        """Copies with weights."""
+        """The number of copies that have weights."""
         return len(self._by_version)
 
     @property
