@@ -96,7 +96,15 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
             msgspec.structs.force_setattr(self, name, whole_number(name, getattr(self, name)))
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
-        """Whether to pull: the divergence is not known or above `threshold`, or the lag is above `max_lag`."""
+        """Whether a worker pulls: the divergence is not known or above `threshold`, or the lag is above `max_lag`.
+
+        Args:
+            lag: How many versions the worker is behind.
+            divergence: How far the worker's policy is from the learner's; None: not measured.
+
+        Returns:
+            Whether it pulls.
+        """
         return lag > 0 and (divergence is None or divergence > self.threshold or lag > self.max_lag)
 
     def should_measure(self, newest_version: int, probed_version: int, last: Measurement) -> bool:
@@ -106,12 +114,24 @@ class APS(msgspec.Struct, frozen=True, tag="aps"):
             newest_version: Of the learner's policy.
             probed_version: Of the worker's policy, in the rows that the head keeps.
             last: The last measurement of this worker.
+
+        Returns:
+            Whether it measures.
         """
         since = max(probed_version, last.newest_version)
         return newest_version >= since + self.measure_every or (last.divergence is None and newest_version > since)
 
     def warning(self, worker: str, lag: int, divergence: float | None) -> str | None:
-        """What to tell the user if a worker pulls although its divergence is low; None: nothing."""
+        """What to tell the user if a worker pulls although its divergence is low.
+
+        Args:
+            worker: The worker, as logs name it.
+            lag: How many versions the worker is behind.
+            divergence: How far the worker's policy is from the learner's; None: not measured.
+
+        Returns:
+            The text of the warning; None: there is nothing to say.
+        """
         if lag <= self.max_lag or divergence is None or divergence > self.threshold:
             return None
         return (
@@ -129,11 +149,29 @@ class _LagRule(msgspec.Struct, frozen=True):
     num_probes: ClassVar[int] = 0
 
     def should_measure(self, newest_version: int, probed_version: int, last: Measurement) -> bool:
-        """Whether the head measures a worker now: never."""
+        """Whether the head measures a worker now: never.
+
+        Args:
+            newest_version: Not used.
+            probed_version: Not used.
+            last: Not used.
+
+        Returns:
+            False
+        """
         return False
 
     def warning(self, worker: str, lag: int, divergence: float | None) -> str | None:
-        """What to tell the user: nothing."""
+        """What to tell the user if a worker pulls: nothing.
+
+        Args:
+            worker: Not used.
+            lag: Not used.
+            divergence: Not used.
+
+        Returns:
+            None
+        """
         return None
 
 
@@ -141,7 +179,15 @@ class EveryUpdate(_LagRule, frozen=True, tag="every_update"):
     """Pull every new version: workers act with the newest weights there are."""
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
-        """Whether to pull: whenever there is a newer version."""
+        """Whether a worker pulls: whenever there is a newer version.
+
+        Args:
+            lag: How many versions the worker is behind.
+            divergence: How far the worker's policy is from the learner's; None: not measured. Not used.
+
+        Returns:
+            Whether it pulls.
+        """
         return lag > 0
 
 
@@ -155,7 +201,15 @@ class Every(_LagRule, frozen=True, tag="every"):
         msgspec.structs.force_setattr(self, "k", whole_number("k", self.k))
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
-        """Whether to pull: once the policy is `k` versions behind."""
+        """Whether a worker pulls: once its policy is `k` versions behind.
+
+        Args:
+            lag: How many versions the worker is behind.
+            divergence: How far the worker's policy is from the learner's; None: not measured. Not used.
+
+        Returns:
+            Whether it pulls.
+        """
         return lag >= self.k
 
 
@@ -163,7 +217,15 @@ class Never(_LagRule, frozen=True, tag="never"):
     """Keep the first weights for good. A worker that is replaced gets the newest: the head keeps no older ones."""
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
-        """Whether to pull: never."""
+        """Whether a worker pulls: never.
+
+        Args:
+            lag: How many versions the worker is behind. Not used.
+            divergence: How far the worker's policy is from the learner's; None: not measured. Not used.
+
+        Returns:
+            Whether it pulls.
+        """
         return False
 
 

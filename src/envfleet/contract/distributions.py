@@ -22,7 +22,11 @@ class Categorical:
     logits: Array  # [B, K]
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, each [B, ...]."""
+        """Return the arrays of the distribution, as they travel.
+
+        Returns:
+            By name, each [B, ...]: `logits`.
+        """
         return {"logits": self.logits}
 
 
@@ -34,7 +38,11 @@ class MultiCategorical:
     logits: tuple[Array, ...]  # each [B, K of this choice]
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, each [B, ...]."""
+        """Return the arrays of the distribution, as they travel.
+
+        Returns:
+            By name, each [B, ...]: `logits.0`, `logits.1`, ...: one for each choice.
+        """
         return {f"logits.{index}": each for index, each in enumerate(self.logits)}
 
 
@@ -46,7 +54,11 @@ class Bernoulli:
     logits: Array  # [B, D], of "on"
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, each [B, ...]."""
+        """Return the arrays of the distribution, as they travel.
+
+        Returns:
+            By name, each [B, ...]: `logits`.
+        """
         return {"logits": self.logits}
 
 
@@ -63,7 +75,11 @@ class Gaussian:
     log_std: Array  # [B, D]
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, each [B, ...]."""
+        """Return the arrays of the distribution, as they travel.
+
+        Returns:
+            By name, each [B, ...]: `mean` and `log_std`.
+        """
         return {"mean": self.mean, "log_std": self.log_std}
 
 

@@ -42,7 +42,16 @@ class Evaluation:
 
     @classmethod
     def of(cls, episodes: Episodes, seeds: Sequence[int], seed: int) -> Evaluation:
-        """The evaluation that consists of these episodes."""
+        """The evaluation that consists of these episodes.
+
+        Args:
+            episodes: What was played.
+            seeds: The seed of each episode.
+            seed: The seed from which these were made.
+
+        Returns:
+            The evaluation.
+        """
         infos = InfoTable.from_rows(dict(enumerate(episodes.infos)), len(episodes.infos))
         return cls(
             returns=episodes.returns,

@@ -60,7 +60,21 @@ class EnvSpec:
         render_mode: str | None = None,
         pixels: Pixels | None = None,
     ) -> EnvSpec:
-        """The spec of an env that is an id, a spec, or what makes the env; the settings overrule those of a spec."""
+        """The spec of an env, however the caller names the env.
+
+        Args:
+            env: A Gymnasium id, an EnvSpec, or what makes the env.
+            kwargs: Arguments of the env; they are merged with those of an EnvSpec.
+            max_episode_steps: The limit of an episode. This and the settings below overrule those of an EnvSpec.
+            render_mode: How the env draws.
+            pixels: Images as observations.
+
+        Returns:
+            The spec.
+
+        Raises:
+            UsageError: `env` is None, or a setting is wrong.
+        """
         if env is None:
             raise UsageError("env must be a Gymnasium id, an EnvSpec, or a callable that makes an env; got None")
         spec = env if isinstance(env, EnvSpec) else cls(id=env) if isinstance(env, str) else cls(factory=env)
@@ -78,7 +92,18 @@ class EnvSpec:
         return isinstance(self.factory, Sequence) and not isinstance(self.factory, str)
 
     def one(self, index: int, num_envs: int) -> EnvSpec:
-        """The spec of env `index` of `num_envs`: one factory, and a dict of arguments."""
+        """The spec of one env: one factory, and a dict of arguments.
+
+        Args:
+            index: The env.
+            num_envs: The number of envs.
+
+        Returns:
+            The spec of this env alone.
+
+        Raises:
+            UsageError: A list of arguments does not have `num_envs` entries.
+        """
         kwargs = self.kwargs_of(index, num_envs)
         if not self.is_list:
             return replace(self, kwargs=kwargs)
@@ -91,14 +116,35 @@ class EnvSpec:
         )
 
     def kwargs_of(self, index: int, num_envs: int) -> dict[str, Any]:
-        """The arguments of env `index` of `num_envs`."""
+        """The arguments of one env.
+
+        Args:
+            index: The env.
+            num_envs: The number of envs.
+
+        Returns:
+            The arguments by name.
+
+        Raises:
+            UsageError: A list of arguments does not have `num_envs` entries.
+        """
         kwargs = self.kwargs
         if not isinstance(kwargs, Mapping) and not callable(kwargs) and len(kwargs) != num_envs:
             raise UsageError(f"a list of env_kwargs must have num_envs={num_envs} entries; got {len(kwargs)}")
         return _kwargs_at(kwargs, index)
 
     def common_kwargs(self, num_envs: int) -> dict[str, Any] | None:
-        """The arguments of all `num_envs` envs; None if they differ."""
+        """The arguments that all envs share.
+
+        Args:
+            num_envs: The number of envs.
+
+        Returns:
+            The arguments by name; None if the envs differ in them.
+
+        Raises:
+            UsageError: A list of arguments does not have `num_envs` entries.
+        """
         if isinstance(self.kwargs, Mapping):
             return dict(self.kwargs)
         each = [self.kwargs_of(index, num_envs) for index in range(num_envs)]

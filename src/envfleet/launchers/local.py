@@ -42,7 +42,11 @@ class Local:
     queue_timeout_s = None
 
     def host_of_workers(self) -> str:
-        """Return the loopback address: all workers are on this machine."""
+        """Return the loopback address: all workers are on this machine.
+
+        Returns:
+            127.0.0.1
+        """
         return "127.0.0.1"
 
     def launch(self, job: WorkerJob) -> OwnedJob:

@@ -150,11 +150,25 @@ class SSH:
         return OwnedJob(SshJob(self, job))
 
     def host_of(self, worker: int) -> str:
-        """Return the host of a worker, as `hosts` names it."""
+        """Return the host of a worker.
+
+        Args:
+            worker: The worker's number.
+
+        Returns:
+            The host, as `hosts` names it.
+        """
         return self.hosts[worker % len(self.hosts)]
 
     def ssh_argv(self, host: str) -> tuple[str, ...]:
-        """Return the ssh command line that reaches a host, without the command to run there."""
+        """Return the ssh command line that reaches a host.
+
+        Args:
+            host: The host, as `hosts` names it.
+
+        Returns:
+            The words of the command line, without the command to run there.
+        """
         words = ["ssh", "-T"]
         if self.identity_file is not None:
             words += ["-i", os.fspath(self.identity_file), "-o", "IdentitiesOnly=yes"]

@@ -500,6 +500,9 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
         Returns:
             Its number.
+
+        Raises:
+            UsageError: The envs of this backend cannot be changed while they run.
         """
         self._require_open()
         if self._backend.why_no_changes is not None:

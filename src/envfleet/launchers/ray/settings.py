@@ -74,7 +74,10 @@ class Ray:
             raise UsageError(f"Ray(queue_timeout_s={self.queue_timeout_s!r}): expected more than 0, or None")
 
     def host_of_workers(self) -> str:
-        """Connect to the cluster, or start one, and return its host.
+        """Connect to the cluster, or start one.
+
+        Returns:
+            The host of the cluster.
 
         Raises:
             UsageError: This process is connected to another cluster.

@@ -115,12 +115,23 @@ class Slurm:
         return self.python or sys.executable
 
     def log_dir_of(self, name: str) -> Path:
-        """Return the folder with the logs of the run of this name, as an absolute path."""
+        """Return the folder with the logs of a run.
+
+        Args:
+            name: The name of the run.
+
+        Returns:
+            Its absolute path.
+        """
         folder = Path("envfleet-logs", name.removeprefix("envfleet-")) if self.log_dir is None else Path(self.log_dir)
         return folder.absolute()
 
     def host_of_workers(self) -> str | None:
-        """Return the address of a node; the controller's if Slurm reports no nodes; None if it does not answer."""
+        """Return the address of a node.
+
+        Returns:
+            The controller's address if Slurm reports no nodes; None if Slurm does not answer.
+        """
         nodes = os.environ.get("SLURM_JOB_NODELIST") if self._is_inside else None
         try:
             arguments = node_addresses_arguments(None if self._is_inside else self.partition, nodes)

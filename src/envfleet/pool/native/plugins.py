@@ -33,9 +33,19 @@ def plugin_file(env_id: str) -> Path:
 
 
 def load_native(path: PathLike, *, flags: Sequence[str] = ()) -> list[str]:
-    """Load native envs from a C++ header (compiled first; `flags` are for the compiler) or from a compiled library.
+    """Load native envs from a C++ header, which is compiled first, or from a compiled library.
 
-    Returns their ids, which `envfleet.make` knows from now on. docs/native_env.md shows what the header holds.
+    docs/native_env.md shows what the header must have.
+
+    Args:
+        path: The header, or a library (`.so`) that compile_native() made.
+        flags: More arguments of the compiler.
+
+    Returns:
+        The ids of the envs, which `envfleet.make` knows from now on.
+
+    Raises:
+        UsageError: There is no such file or no compiler; the file does not compile, cannot be loaded, or has no env.
     """
     source = Path(path)
     if not source.is_file():
@@ -56,7 +66,16 @@ def load_native(path: PathLike, *, flags: Sequence[str] = ()) -> list[str]:
 
 
 def compile_native(source: PathLike, library: PathLike, *, flags: Sequence[str] = ()) -> None:
-    """Compile a header with native envs to a library (`.so`) that load_native() loads. Needs a C++20 compiler."""
+    """Compile a header with native envs to a library that load_native() loads. Needs a C++20 compiler.
+
+    Args:
+        source: The header.
+        library: The file to write; its name ends in `.so`.
+        flags: More arguments of the compiler.
+
+    Raises:
+        UsageError: There is no compiler, or the header does not compile.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise UsageError("no C++ compiler was found: install one, or name it in the environment variable CXX")

@@ -41,7 +41,11 @@ class NativeChoice:
 
 
 def registry() -> list[str]:
-    """The ids of all envs that run natively in C++."""
+    """List the envs that run natively in C++.
+
+    Returns:
+        Their ids, in alphabetical order.
+    """
     is_available = cache(lambda ask: ask())  # many twins ask the same, and it takes milliseconds
     ids = {*OLDER_IDS, *plugin_names()}
     for env_id, spec in gymnasium.registry.items():
