@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
-    """Our own arguments, and the learner's command after --, whose options are no business of ours."""
+    """Our own arguments, and the learner's command after --, whose options we do not parse."""
     if "--" not in argv:
         return argv, None
     place = argv.index("--")

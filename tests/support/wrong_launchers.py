@@ -175,7 +175,7 @@ class CancelsAllRuns(Wrapped):
 
 
 class WaitsForEver(Wrapped):
-    """What cannot be had is waited for."""
+    """Waits for what the engine has refused."""
 
     def launch(self, worker_job):
         return Local().launch(SimpleNamespace(num_workers=0, run_dir=worker_job.run_dir))

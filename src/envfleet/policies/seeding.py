@@ -30,7 +30,7 @@ def seed_policy(policy: Policy, seed: int) -> None:
 
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """Put the global generators of Python, NumPy and torch back at the end: what is drawn inside counts for nobody."""
+    """Restore the global generators of Python, NumPy and torch at the end: draws inside leave no trace."""
     python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
     of_torch = None if torch is None else torch.get_rng_state()
     try:

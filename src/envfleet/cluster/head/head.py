@@ -212,7 +212,7 @@ class Head:
                 record.send(encode(Cancel(through=0, others=[number])), _now_s())
 
     def refuse_answer(self, worker: int, detail: str) -> None:
-        """Count an answer that was accepted, and turned out to be of no use."""
+        """Count an answer that was accepted and then turned out to be unusable."""
         with self._socket.here():
             member = self.fleet[worker].member
             self._refuse("malformed", b"" if member is None else member.process, f"{member}: {detail}")

@@ -221,7 +221,7 @@ def _packer(compression: str) -> Any:
 
 
 def _unpacked(name: str, buffer: memoryview, num_bytes: int) -> bytes:
-    """Exactly `num_bytes`. What the frame says of its own size is asked first: zstd allocates what it is told."""
+    """Exactly `num_bytes`. The size in the frame is checked first, because zstd allocates that much."""
     try:
         zstandard = _zstandard()
     except ImportError:

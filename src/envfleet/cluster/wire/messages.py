@@ -236,7 +236,7 @@ class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
     """I end now, and send nothing more."""
 
     why: str
-    is_failure: bool = True  # False: I was told to; to be started again is no use of a worker's chances
+    is_failure: bool = True  # False: I was told to leave, so a restart does not count against max_worker_restarts
 
 
 FromWorker = (

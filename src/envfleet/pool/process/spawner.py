@@ -140,7 +140,7 @@ class Spawner:
 def main(connection_fd: int) -> None:
     """What the spawner process runs, until the parent is gone or says Close."""
     core.adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)

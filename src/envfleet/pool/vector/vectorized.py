@@ -81,7 +81,7 @@ class GymnasiumVector:
             close_vector(env)
             raise
         self.env: Any = env
-        self.reuses_arrays = True  # who knows
+        self.reuses_arrays = True  # it may: a VectorEnv does not say
         inner = env.unwrapped
         is_next = self.own_mode is Autoreset.NEXT_STEP
         self._swallows = isinstance(inner, AsyncVectorEnv) and not inner.shared_memory and is_next

@@ -125,9 +125,11 @@ class RolloutForm:
         """The same rollout with its infos and action masks. Raises BadMessage if others were asked for."""
         arrays, shape = collected.arrays, (collected.num_steps, collected.num_columns)
         steps, finals = info_arrays.unpacked(sent, arrays, choice, *shape, len(arrays["final_steps"]))
-        if ("action_mask" in arrays) != (choice.action_mask is not None):
-            raise BadMessage(f"the action masks asked for are {choice.action_mask!r}, and they came or not")
+        if choice.action_mask is None and "action_mask" in arrays:
+            raise BadMessage("array 'action_mask' came; no action masks were asked for")
         if choice.action_mask is not None:
+            if "action_mask" not in arrays:
+                raise BadMessage(f"array 'action_mask' is missing; the masks in {choice.action_mask!r} were asked for")
             _require(arrays, "action_mask", (*shape, *arrays["action_mask"].shape[2:]), np.dtype(np.bool_))
         return replace(collected, infos=steps, final_infos=finals)
 
