@@ -1,7 +1,6 @@
 """What an error of a cluster promises is true: each is provoked for real, then the test does what the text says."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import threading
@@ -24,6 +23,7 @@ from envfleet.contract.errors import (
 )
 from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent, CountingEnv
+from tests.support.inside import impatient_cluster
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
@@ -63,17 +63,6 @@ def cluster(folder, num_workers=2, num_envs=1, **settings):
     settings = {**QUICK, "env_kwargs": {"folder": str(folder)}, **settings}
     with envfleet.ClusterEnv(ObeyingEnv, num_workers, num_envs, **cluster_arguments(settings)) as envs:
         yield envs
-
-
-@contextlib.contextmanager
-def impatient(envs, timeout_s=0.3):
-    """Calls wait for this time only."""
-    before = envs._timing
-    envs._timing, envs._calling._timeout_s = dataclasses.replace(before, timeout_s=timeout_s), timeout_s
-    try:
-        yield
-    finally:
-        envs._timing, envs._calling._timeout_s = before, before.timeout_s
 
 
 @contextlib.contextmanager
@@ -150,7 +139,7 @@ def test_after_a_timeout_recv_goes_on(shared, begin, file):
     envs, folder = shared
     first = envs.reset(seed=0)[0]
     with held(folder, file):
-        with impatient(envs), pytest.raises(ClusterTimeout, match=RECV):
+        with impatient_cluster(envs), pytest.raises(ClusterTimeout, match=RECV):
             begin(envs)
         requires_recv(envs)
         with pytest.raises(ClusterTimeout, match=RECV):
@@ -171,7 +160,7 @@ def test_after_a_reset_that_times_out_reset_begins_anew(tmp_path):
     with cluster(tmp_path, seed=3, backend="serial") as envs:
         with held(tmp_path, "hold-reset"):
             for _ in range(2):
-                with impatient(envs), pytest.raises(ClusterTimeout, match=RECV):
+                with impatient_cluster(envs), pytest.raises(ClusterTimeout, match=RECV):
                     envs.reset()
             assert envs._first_seed == 3
         envs.reset()
@@ -182,7 +171,7 @@ def test_after_a_reset_that_times_out_reset_begins_anew(tmp_path):
 def test_after_a_timeout_the_same_rollout_goes_on(shared):
     envs, folder = shared
     for collect in (lambda: envs.rollout(AGENT, NUM_STEPS), lambda: envs.step(AGENT)):
-        with held(folder), impatient(envs):
+        with held(folder), impatient_cluster(envs):
             for _ in range(2):
                 with pytest.raises(ClusterTimeout, match=SAME_CALL):
                     collect()
@@ -210,7 +199,11 @@ def test_after_a_timeout_next_of_the_stream_goes_on(shared):
 def test_after_a_timeout_a_call_is_given_up(shared):
     envs, folder = shared
     first = envs.reset(seed=0)[0]
-    with held(folder, "hold-call"), impatient(envs), pytest.raises(ClusterTimeout, match="The call is given up"):
+    with (
+        held(folder, "hold-call"),
+        impatient_cluster(envs),
+        pytest.raises(ClusterTimeout, match="The call is given up"),
+    ):
         envs.call("wait")
     assert envs.call("wait") == ("waited",) * 2
     envs.set_attr("level", [1, 2])

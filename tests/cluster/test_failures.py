@@ -650,7 +650,7 @@ def test_a_second_process_takes_over(tmp_path, caplog):
         stream = envs.stream(AGENT, 5)
         accounts.add(next(stream))
         older = pids(envs)[0]
-        command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", envs._run.head.address, "--worker", "0"]
+        command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", envs.address, "--worker", "0"]
         log = tmp_path / "second.log"
         with log.open("wb") as file:
             second = subprocess.Popen(command, stdout=file, stderr=file, env=script_environment())
@@ -674,7 +674,7 @@ def test_a_second_process_takes_over(tmp_path, caplog):
 
 def test_a_worker_of_another_run_is_refused(tmp_path):
     with cluster(tmp_path, 1) as envs:
-        command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", envs._run.head.address, "--worker", "7"]
+        command = [sys.executable, "-m", "envfleet.cluster.worker", "--head", envs.address, "--worker", "7"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert "this run has workers 0 to 0, no worker 7" in done.stderr
         assert sum(envs.stats().num_refused.values()) >= 1
@@ -749,7 +749,7 @@ def test_an_answer_of_a_former_process(tmp_path):
         with pytest.raises(ClusterTimeout):
             envs.rollout(AGENT, 5, timeout_s=0.3)
         wait_until(lambda: len(orders) == 1, "the first process has the order")
-        with HandWorker(envs._run.head.address, answers=keep) as newer:
+        with HandWorker(envs.address, answers=keep) as newer:
             wait_until(lambda: newer.has(Collect), "the second has it, too")
             wait_until(lambda: former.has(Refused), "the first knows that it is none any more")
             former.send(former.rollout(orders[0]))

@@ -16,6 +16,7 @@ from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local
 from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.agents.detach_agents import DiscreteAgent
+from tests.support.inside import fleet
 from tests.support.waiting import own_children, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
@@ -156,7 +157,7 @@ def test_a_worker_that_was_killed_while_idle_is_no_obstacle():
             before = envs.stats().workers[0].pid
             os.kill(before, signal.SIGKILL)
             wait_until(lambda before=before: envs.stats().workers[0].pid != before, "it is replaced")
-            wait_until(lambda: envs._head.fleet[0].is_ready, "its pool is built")
+            wait_until(lambda: fleet(envs)[0].is_ready, "its pool is built")
             assert envs.stats().workers[0].num_restarts == num_restarts
         envs.scale(2)
         assert envs.reset(seed=0)[0].shape == (4, 4)

@@ -14,6 +14,7 @@ import envfleet
 from envfleet.contract.errors import ChildDied, ClusterTimeout, EnvBusy, UsageError
 from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent, CountingEnv
+from tests.support.inside import fleet, impatient_cluster
 from tests.support.waiting import is_running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
@@ -51,10 +52,8 @@ def counts(obs):
 def test_a_call_that_timed_out_leaves_nothing_behind(envs):
     obs, _ = envs.reset(seed=0)
     before = counts(obs)
-    envs._calling._timeout_s = 0.2
-    with pytest.raises(ClusterTimeout):
+    with impatient_cluster(envs, 0.2), pytest.raises(ClusterTimeout):
         envs.call("slow", 1.0)
-    envs._calling._timeout_s = 60.0
     for number in range(1, 4):
         obs = envs.step(np.zeros(4, int))[0]
         assert counts(obs) == [each + number for each in before]
@@ -80,9 +79,7 @@ def test_calls_after_a_stream_that_was_left(envs):
 def test_a_call_does_not_take_the_rollouts_of_a_stream(envs):
     stream = envs.stream(Agent(), 5)
     next(stream)
-    wait_until(
-        lambda: not envs._head.wait(lambda: False, 0.05) and all(each.answers for each in envs._head.fleet), "ahead"
-    )
+    wait_until(lambda: not envs._head.wait(lambda: False, 0.05) and all(each.answers for each in fleet(envs)), "ahead")
     with pytest.raises(EnvBusy, match="stream"):
         envs.call("slow", 0.0)
     assert next(stream).rewards.shape == (5, 2)

@@ -236,8 +236,7 @@ def _own_random_act(obs):
 
 
 def _keeps():
-    plain = numpy_agents.discrete()
-    return Keeps(plain._act, plain._log_prob, plain._weights)
+    return numpy_agents.discrete(Keeps)
 
 
 WRONG = {

@@ -15,6 +15,7 @@ from gymnasium.vector import SyncVectorEnv
 
 import envfleet
 from envfleet.testing import ScriptedEnv
+from tests.support.inside import child_pid
 from tests.support.native_makers import make_native
 from tests.support.waiting import wait_until
 
@@ -239,8 +240,7 @@ def test_a_wait_for_a_process_that_is_being_started(tmp_path):
     kwargs = {"env_kwargs": {"flag": str(flag)}, "on_env_error": "restart", "num_workers": 1, "timeout_s": 0.5}
     with envfleet.make(SlowToRebuild, 2, backend="process", **kwargs) as pool:
         pool.reset(seed=0)
-        task_queues = pool._backend._task_queues
-        pid = task_queues.pid(0)
+        pid = child_pid(pool)
         flag.touch()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(envfleet.PoolTimeout) as caught:
@@ -248,8 +248,8 @@ def test_a_wait_for_a_process_that_is_being_started(tmp_path):
         text = str(caught.value)
         assert "is building its envs; envs that wait for that: [0, 1]" in text
         assert "None" not in text and "idle" not in text
-        wait_until(lambda: task_queues.pid(0) not in (None, pid), "another child has started")
-        with pytest.raises(envfleet.PoolTimeout, match=f"process {task_queues.pid(0)} is building its envs") as caught:
+        wait_until(lambda: child_pid(pool) not in (None, pid), "another child has started")
+        with pytest.raises(envfleet.PoolTimeout, match=f"process {child_pid(pool)} is building its envs") as caught:
             pool.recv()
         assert "time.sleep(60)" in str(caught.value) or "__init__" in str(caught.value)  # its stack
 
@@ -269,7 +269,7 @@ def test_a_wait_while_a_process_is_replaced_again_and_again(tmp_path):
     with envfleet.make(DiesWhenRebuilt, 2, backend="process", num_workers=1, timeout_s=3.0, **kwargs) as pool:
         pool.reset(seed=0)
         flag.touch()
-        os.kill(pool._backend._task_queues.pid(0), signal.SIGKILL)
+        os.kill(child_pid(pool, 0), signal.SIGKILL)
         with pytest.raises(envfleet.PoolTimeout) as caught:
             pool.step(np.zeros(2, np.int64))
         assert "None" not in str(caught.value) and "idle" not in str(caught.value)

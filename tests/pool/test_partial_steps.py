@@ -14,6 +14,7 @@ import envfleet
 from envfleet.contract.spaces import SpaceTree
 from envfleet.testing import Act, ScriptedEnv, TreeEnv
 from envfleet.testing.programs import require_equal
+from tests.support.inside import child_pid
 from tests.support.waiting import wait_until
 
 STEP = 1
@@ -150,12 +151,11 @@ def test_a_child_that_dies_in_a_step_of_some(on_env_error):
 def test_a_child_that_dies_between_steps_of_some():
     with envfleet.make(ScriptedEnv, 4, backend="process", num_workers=2, on_env_error="restart") as pool:
         pool.reset(seed=0)
-        task_queues = pool._backend._task_queues
-        pid = task_queues.pid(1)
+        pid = child_pid(pool, 1)
         os.kill(pid, signal.SIGKILL)
         obs, *_ = pool.step(np.zeros(1, np.int64), [0])  # of the other child
         assert_array_equal(obs[:, STEP], [1])
-        wait_until(lambda: task_queues.pid(1) not in (None, pid), "another child has started")
+        wait_until(lambda: child_pid(pool, 1) not in (None, pid), "another child has started")
         _, _, _, truncated, infos = pool.step(np.zeros(2, np.int64), [3, 0])
         assert_array_equal(truncated, [True, False])
         assert "SIGKILL" in infos["env_error"][0]

@@ -1,10 +1,8 @@
 """What an error of a pool promises is true: each is provoked for real, then the test does what the text says."""
 
-import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 import envfleet
 from envfleet.pool.native import backend as native
 from envfleet.testing import Act, ScriptedEnv
+from tests.support.inside import child_pid, impatient_pool, native_core
 from tests.support.native_makers import make_native
 
 pytestmark = pytest.mark.slow
@@ -60,20 +59,6 @@ def make(backend, **settings):
     return envfleet.make(SlowEnv, NUM_ENVS, backend=backend, num_workers=NUM_ENVS, **settings)
 
 
-@contextlib.contextmanager
-def impatient(pool, timeout_s=0.3):
-    """Calls wait for this time only: what must not time out has the pool's own, on a busy machine too."""
-    owners = (pool, pool._backend)
-    before = pool._config
-    for owner in owners:
-        owner._config = replace(before, timeout_s=timeout_s)
-    try:
-        yield
-    finally:
-        for owner in owners:
-            owner._config = before
-
-
 def receive_all(pool):
     """Rows of all envs by their ids: one batch, or those of an asynchronous pool."""
     obs, truncated = np.full((NUM_ENVS, 4), np.nan), np.zeros(NUM_ENVS, bool)
@@ -104,7 +89,7 @@ def test_after_a_step_that_times_out(tmp_path, batch_size):
     with make("process", batch_size=batch_size, env_kwargs={"file": str(file)}) as pool:
         pool.reset(seed=0)
         file.touch()
-        with impatient(pool), pytest.raises(envfleet.PoolTimeout, match=r"recv\(\) goes on waiting") as caught:
+        with impatient_pool(pool), pytest.raises(envfleet.PoolTimeout, match=r"recv\(\) goes on waiting") as caught:
             pool.step(acts())
         assert set(caught.value.env_ids) <= set(range(NUM_ENVS)) and caught.value.env_ids
         assert str(caught.value) == f"{caught.value.report}\n{caught.value.then}"
@@ -124,7 +109,7 @@ def test_after_a_step_of_native_envs_that_times_out(monkeypatch):
         pool.recv()
         pool.send(np.array([Act.SLEEP]), [0])
         deadline_s = time.monotonic() + 20.0
-        while pool._backend._pool.runs_under_way() != [(0, 0)]:
+        while native_core(pool).runs_under_way() != [(0, 0)]:
             assert time.monotonic() < deadline_s, "no helper has taken the task"
         with pytest.raises(envfleet.PoolTimeout, match=r"recv\(\) goes on waiting") as caught:
             pool.recv(timeout_s=0.05)
@@ -141,7 +126,7 @@ def test_after_a_reset_that_times_out(tmp_path, batch_size, then):
     file = tmp_path / "hold"
     with make("process", batch_size=batch_size, env_kwargs={"file": str(file)}, seed=7) as pool:
         file.touch()
-        with impatient(pool):
+        with impatient_pool(pool):
             with pytest.raises(envfleet.PoolTimeout, match=r"Nothing is lost: recv\(\) goes on waiting"):
                 pool.reset()
             with pytest.raises(envfleet.PoolTimeout, match=r"nothing was reset: recv\(\) goes on waiting"):
@@ -182,7 +167,7 @@ def test_after_a_step_that_fails(backend, batch_size):
 def test_after_a_child_was_killed():
     with make("process") as pool:
         pool.reset(seed=0)
-        os.kill(pool._backend._task_queues.pid(2), signal.SIGKILL)
+        os.kill(child_pid(pool, 2), signal.SIGKILL)
         with pytest.raises(envfleet.ChildDied, match="a new process takes its place"):
             pool.step(acts())
         requires_recv(pool)
@@ -229,7 +214,7 @@ def test_after_a_call_that_times_out(tmp_path, what):
     with make("process", env_kwargs={"file": str(file)}) as pool:
         pool.reset(seed=0)
         file.touch()
-        with impatient(pool):
+        with impatient_pool(pool):
             with pytest.raises(envfleet.PoolTimeout, match="The call goes on, but its result is dropped"):
                 pool.call("wait")
             with pytest.raises(envfleet.PoolTimeout, match="earlier call"):

@@ -657,6 +657,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if is_more and not self._run.is_busy:
             self._run.wait_until_ready(self._timing.start_timeout_s, self._timing.min_workers, timeout_s)
 
+    @property
+    def address(self) -> str:
+        """Where the head listens: "tcp://host:port", or "ipc://file" if all workers are on this machine."""
+        return self._head.address
+
     def stats(self) -> RunStats:
         """Count what each worker has done.
 

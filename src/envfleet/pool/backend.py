@@ -20,6 +20,7 @@ StepAtOnce = Callable[[Any], tuple[Any, ...] | None]
 class Backend(Protocol):
     """Runs envs. The caller has checked all arguments, and sends only to envs that are not in flight."""
 
+    name: str  # as make(backend=...) has it
     traits: EnvTraits
     steps_some: bool  # can it step some envs while the others stand still?
 

@@ -305,6 +305,11 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return has_same_envs
 
     @property
+    def backend(self) -> str:
+        """The backend that runs the envs: "native", "process", "vector" or "serial"."""
+        return self._backend.name
+
+    @property
     def steps_some(self) -> bool:
         """Whether some envs can be stepped while the others stand still; vector envs step all together."""
         return self._backend.steps_some

@@ -29,6 +29,7 @@ from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, 
 class SerialBackend:
     """A task waits until recv() needs its result; then it is done, in the order in which tasks were sent."""
 
+    name = "serial"
     steps_some = True
     why_no_changes: str | None = None
 

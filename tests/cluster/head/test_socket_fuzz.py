@@ -108,7 +108,7 @@ def cluster():
 def test_frames_of_strangers_while_a_stream_goes_on(caplog):
     caplog.set_level("CRITICAL")
     accounts = Accounts()
-    with cluster() as envs, stranger(envs._run.head.address, b"the stranger 16b") as dealer:
+    with cluster() as envs, stranger(envs.address, b"the stranger 16b") as dealer:
         before = [worker.pid for worker in envs.stats().workers]
         stream = envs.stream(Agent(), 5)
         num_sent = 0
@@ -142,7 +142,7 @@ def test_strangers_of_any_name(names):
     accounts = Accounts()
     with cluster() as envs, contextlib.ExitStack() as stack:
         for name in names:
-            dealer = stack.enter_context(stranger(envs._run.head.address, name))
+            dealer = stack.enter_context(stranger(envs.address, name))
             dealer.send_multipart(encode(Heartbeat(received=3)))
             dealer.send_multipart([b""])
         while sum(envs.stats().num_refused.values()) < 2 * len(names):
@@ -153,7 +153,7 @@ def test_strangers_of_any_name(names):
 def test_a_member_that_talks_nonsense():
     """A worker of this run, with the key and a place: the head must outlive it all the same."""
     accounts = Accounts()
-    with cluster() as envs, stranger(envs._run.head.address, b"the madman - 16b") as dealer:
+    with cluster() as envs, stranger(envs.address, b"the madman - 16b") as dealer:
         accounts.add(envs.rollout(Agent(), 5))
         stream = envs.stream(Agent(), 5)
 

@@ -143,7 +143,7 @@ def wrong_client(keys, server_key):
 
 def test_without_keys(tcp):
     envs, accounts = tcp
-    with dealer(envs._run.head.address) as it:
+    with dealer(envs.address) as it:
         hears_nothing_of(it, envs, accounts)
 
 
@@ -151,7 +151,7 @@ def test_with_keys_of_its_own(tcp):
     envs, accounts = tcp
     right, wrong = envs.worker_keys[0], zmq.curve_keypair()[0]
     for server_key in (wrong, right):
-        with dealer(envs._run.head.address, wrong_client(zmq.curve_keypair(), server_key)) as it:
+        with dealer(envs.address, wrong_client(zmq.curve_keypair(), server_key)) as it:
             hears_nothing_of(it, envs, accounts)
     refused = envs.stats().num_refused
     assert any("key" in reason for reason in refused), refused  # who knew the head's key got as far as the doorman
@@ -162,7 +162,7 @@ def test_with_a_password(tcp):
         it.plain_username, it.plain_password = b"worker", b"letmein"
 
     envs, accounts = tcp
-    with dealer(envs._run.head.address, plain) as it:
+    with dealer(envs.address, plain) as it:
         hears_nothing_of(it, envs, accounts)
 
 
@@ -171,7 +171,7 @@ def test_garbage(tcp):
     garbage = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"\0" * 100_000, b"\xff" * 100_000]
     garbage += [greeting, greeting + os.urandom(1000), greeting + b"\x04" + b"\xff" * 8]
     envs, accounts = tcp
-    host, port = envs._run.head.address.removeprefix("tcp://").split(":")
+    host, port = envs.address.removeprefix("tcp://").split(":")
     with contextlib.ExitStack() as stack:
         for blob in garbage:
             it = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
@@ -184,7 +184,7 @@ def test_garbage(tcp):
 
 def test_many_that_only_connect(tcp):
     envs, accounts = tcp
-    host, port = envs._run.head.address.removeprefix("tcp://").split(":")
+    host, port = envs.address.removeprefix("tcp://").split(":")
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
@@ -195,7 +195,7 @@ def test_many_that_only_connect(tcp):
 
 def test_a_worker_without_keys_says_so(tcp):
     envs, _ = tcp
-    command = [sys.executable, "-m", "envfleet.cluster.worker", "--worker", "0", "--head", envs._run.head.address]
+    command = [sys.executable, "-m", "envfleet.cluster.worker", "--worker", "0", "--head", envs.address]
     environment = {name: value for name, value in os.environ.items() if name != KEYS_VARIABLE}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode != 0
@@ -259,7 +259,7 @@ def test_ipc_is_in_a_folder_of_our_own(run_folders):
         folder = Path(os.environ["TMPDIR"]) / name
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
-        assert envs._run.head.address == f"ipc://{folder}/head"
+        assert envs.address == f"ipc://{folder}/head"
         assert {path.name for path in folder.iterdir()} == {"head", "lock", "worker-0.log", "worker-1.log"}
 
 

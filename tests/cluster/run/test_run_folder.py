@@ -69,7 +69,7 @@ def test_the_next_run_removes_what_a_killed_tcp_head_left(run_folders):
         wait_until(lambda: not any(map(is_running, below)), "its worker has left")
         assert len(run_folders()) == 1
         with envfleet.ClusterEnv(CountingEnv, 1, backend="serial") as envs:
-            assert run_folders() == [Path(envs._run._folder).name]
+            assert run_folders() == [Path(envs.address.removeprefix("ipc://")).parent.name]
     assert run_folders() == []
 
 

@@ -87,8 +87,9 @@ def test_a_pool_that_switches_equals_one_that_was_made_for_the_mode(backend, bat
     spec = EnvSpec(id="CartPole-v1", max_episode_steps=5)
     config = {"num_envs": 3, "backend": backend}
     with make_pool(spec, PoolConfig(**config, batch_size=batch_size, switches_autoreset=True)) as pool:
-        for mode in [*envfleet.Autoreset, *envfleet.Autoreset]:
-            pool.send(np.ones(3, int)) if pool._was_reset else None  # what is in flight is dropped
+        for number, mode in enumerate([*envfleet.Autoreset, *envfleet.Autoreset]):
+            if number:  # it was reset: what is in flight is dropped
+                pool.send(np.ones(3, int))
             assert pool.switch_autoreset(mode) is True
             assert pool.autoreset_mode.value == mode.value == pool.metadata["autoreset_mode"].value
             if batch_size is not None:

@@ -9,6 +9,7 @@ import pytest
 import envfleet
 from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Agent
+from tests.support.inside import fleet
 from tests.support.kubernetes.node_stand_in import NodeStandIn
 from tests.support.kubernetes.tiny_jobs import ENDED, LONG_S, RUNNING, running, settings, wait_for, wait_for_another
 from tests.support.waiting import is_running, wait_until
@@ -48,7 +49,7 @@ def test_a_node_that_only_the_api_server_misses(kube):
         envs.rollout(AGENT, 4)
         before = envs.stats().workers[0].pid
         kube.vanish(kube.node)
-        wait_until(lambda: "does not report" in str(envs._head.fleet[0].status), "the launcher has told", LONG_S)
+        wait_until(lambda: "does not report" in str(fleet(envs)[0].status), "the launcher has told", LONG_S)
         for _ in range(5):
             envs.rollout(AGENT, 4)
         assert envs.stats().workers[0].pid == before and len(kube.names("jobs")) == 1

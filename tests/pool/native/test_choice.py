@@ -9,24 +9,23 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 import envfleet
-from envfleet.pool.native.backend import NativeBackend
-from envfleet.pool.process.backend import ProcessBackend
+from tests.support.inside import native_choice
 
 GYMNASIUM_IDS = [env_id for env_id in envfleet.registry() if env_id in gymnasium.registry]
 
 
 def _backend(*args, **kwargs):
     with envfleet.make(*args, **kwargs) as pool:
-        return type(pool._backend)
+        return pool.backend
 
 
 def test_native_is_taken_where_there_is_one():
-    assert _backend("CartPole-v1", 2) is NativeBackend
-    assert _backend(gymnasium.spec("CartPole-v1"), 2) is NativeBackend
-    assert _backend(envfleet.EnvSpec(id="CartPole-v1", kwargs={"sutton_barto_reward": True}), 2) is NativeBackend
-    assert _backend("CartPole-v1", 2, env_kwargs=[{}, {}]) is NativeBackend
-    assert _backend("CartPole-v1", 2, env_kwargs=lambda env_id: {"sutton_barto_reward": True}) is NativeBackend
-    assert _backend("CartPole-v1", 2, backend="process") is ProcessBackend
+    assert _backend("CartPole-v1", 2) == "native"
+    assert _backend(gymnasium.spec("CartPole-v1"), 2) == "native"
+    assert _backend(envfleet.EnvSpec(id="CartPole-v1", kwargs={"sutton_barto_reward": True}), 2) == "native"
+    assert _backend("CartPole-v1", 2, env_kwargs=[{}, {}]) == "native"
+    assert _backend("CartPole-v1", 2, env_kwargs=lambda env_id: {"sutton_barto_reward": True}) == "native"
+    assert _backend("CartPole-v1", 2, backend="process") == "process"
 
 
 @pytest.mark.parametrize(
@@ -46,8 +45,8 @@ def test_native_says_why_it_cannot(words, kwargs):
 
 def test_otherwise_processes_run_the_env():
     make = [lambda: gymnasium.make("CartPole-v1")] * 2
-    assert _backend(make) is ProcessBackend
-    assert _backend("CartPole-v1", 2, env_kwargs=[{}, {"sutton_barto_reward": True}]) is ProcessBackend
+    assert _backend(make) == "process"
+    assert _backend("CartPole-v1", 2, env_kwargs=[{}, {"sutton_barto_reward": True}]) == "process"
 
 
 @pytest.fixture
@@ -71,10 +70,10 @@ def test_the_registered_class_decides_not_the_name(register):
     assert {"Long-v0", "ByClass-v0"} <= set(envfleet.registry())
     assert not {"Wrapped-v0", "Other-v0", "CartPole-v1"} & set(envfleet.registry())
     with envfleet.make("Long-v0", 2) as pool:
-        assert pool._backend._choice.max_episode_steps == 1234
+        assert native_choice(pool).max_episode_steps == 1234
     with envfleet.make("Long-v0", 2, max_episode_steps=-1) as pool:
-        assert pool._backend._choice.max_episode_steps == 0
-    assert _backend("CartPole-v1", 2) is ProcessBackend
+        assert native_choice(pool).max_episode_steps == 0
+    assert _backend("CartPole-v1", 2) == "process"
     with pytest.raises(envfleet.UsageError, match="registered with wrappers"):
         envfleet.make("Wrapped-v0", 2, backend="native")
 
@@ -105,7 +104,7 @@ def test_spaces_metadata_and_spec_are_gymnasiums(env_id, tmp_path, monkeypatch):
         assert pool.render_mode == "rgb_array"
         obs, _ = pool.reset(seed=0)
         assert pool.observation_space.contains(obs)
-        steps = pool._backend._choice.max_episode_steps
+        steps = native_choice(pool).max_episode_steps
         assert steps == (gymnasium.spec(env_id).max_episode_steps or 0)
 
 

@@ -16,6 +16,7 @@ from envfleet.pool import guard
 from envfleet.pool.native import backend as native
 from envfleet.testing import Act, ScriptedEnv
 from envfleet.testing.programs import require_equal
+from tests.support.inside import native_core
 from tests.support.native_makers import make_native
 from tests.support.waiting import wait_until
 
@@ -103,7 +104,7 @@ def test_real_envs_do_not_depend_on_threads_either(env_id, mode):
             if mode is envfleet.Autoreset.DISABLED and ended.any():
                 options = {"reset_mask": ended}
                 require_equal(helped.reset(options=options), alone.reset(options=options))
-        assert helped._backend._pool.num_helpers == 3
+        assert native_core(helped).num_helpers == 3
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
@@ -143,7 +144,7 @@ def test_work_that_is_not_worth_it_starts_no_thread(monkeypatch):
         pool.reset(seed=0)
         for _ in range(50):
             pool.step(np.zeros(64, np.int64))
-        assert pool._backend._pool.num_helpers == _helper_threads() == 0
+        assert native_core(pool).num_helpers == _helper_threads() == 0
 
 
 def test_slow_envs_are_stepped_by_several_threads():
@@ -151,9 +152,9 @@ def test_slow_envs_are_stepped_by_several_threads():
     with make_native(ScriptedEnv, 8, num_workers=4, env_kwargs={"sleep_s": 0.05}) as pool:
         pool.reset(seed=0)
         pool.step(np.full(8, Act.SLEEP))
-        assert pool._backend._pool.step_cost_ns > 1e6
+        assert native_core(pool).step_cost_ns > 1e6
         pool.step(np.full(8, Act.SLEEP))
-        assert pool._backend._pool.num_helpers == 3
+        assert native_core(pool).num_helpers == 3
         wait_until(lambda: _helper_threads() == 3, "all helpers have started")
 
 
@@ -164,7 +165,7 @@ def test_there_are_as_many_threads_as_usable_cpus(monkeypatch):
     for num_envs, num_helpers in ((8, 2), (2, 1), (1, 0)):
         with envfleet.make("CartPole-v1", num_envs, backend="native") as pool:
             pool.reset(seed=0)
-            assert pool._backend._pool.num_helpers == num_helpers
+            assert native_core(pool).num_helpers == num_helpers
 
 
 @pytest.mark.usefixtures("always_help")
@@ -210,7 +211,7 @@ def test_a_timeout_loses_nothing():
         pool.step(np.full(2, Act.GO_ON))  # so that the cost of a step is known, and helpers are called
         pool.recv()
         pool.send(np.array([Act.SLEEP]), [0])
-        wait_until(lambda: pool._backend._pool.runs_under_way() == [(0, 0)], "the helper has taken the task")
+        wait_until(lambda: native_core(pool).runs_under_way() == [(0, 0)], "the helper has taken the task")
         with pytest.raises(envfleet.PoolTimeout, match="no full batch after"):
             pool.recv(timeout_s=0.05)
         assert pool.recv()[4]["env_id"] == [0]
@@ -224,7 +225,7 @@ def test_a_helper_that_hangs_does_not_hang_close(monkeypatch, caplog):
     pool.step(np.full(2, Act.GO_ON))
     pool.recv()
     pool.send(np.array([Act.SLEEP]), [1])
-    wait_until(lambda: pool._backend._pool.runs_under_way() == [(1, 1)], "the helper has taken the task")
+    wait_until(lambda: native_core(pool).runs_under_way() == [(1, 1)], "the helper has taken the task")
     pool.close()
     assert "did not stop" in caplog.text and "envs 1 to 1" in caplog.text
 

@@ -12,6 +12,7 @@ import envfleet
 from envfleet.pool.process.cpus import share_of, usable_cpus
 from envfleet.pool.process.step_timing import StepTimes, advice, fitting_num_workers
 from envfleet.testing import ScriptedEnv
+from tests.support.inside import num_children, spawner_pid
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -138,7 +139,7 @@ def steps(pool, num_steps):
 def test_the_log_advises_more_processes_if_the_envs_wait(caplog, batch_size):
     num_envs = 8 * usable_cpus()
     with envfleet.make(Waits, num_envs, backend="process", batch_size=batch_size) as pool:
-        assert pool._backend._shape.num_children == usable_cpus()
+        assert num_children(pool) == usable_cpus()
         pool.async_reset(seed=0)
 
         def step_until_advised():
@@ -174,14 +175,14 @@ def test_a_quota_is_obeyed():
     os.sched_setaffinity(0, {min(allowed)})
     try:
         with envfleet.make(Computes, 4, backend="process") as pool:
-            assert pool._backend._shape.num_children == 1
+            assert num_children(pool) == 1
     finally:
         os.sched_setaffinity(0, allowed)
 
 
 def test_the_nursery_has_no_threads_and_children_draw_different_numbers():
     with envfleet.make(Draws, 4, backend="process", num_workers=4) as pool:
-        spawner = pool._backend._resources.spawner._process.pid
+        spawner = spawner_pid(pool)
         assert len(os.listdir(f"/proc/{spawner}/task")) == 1
         assert len(set(pool.call("draw"))) == 4
 

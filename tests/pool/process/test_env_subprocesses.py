@@ -12,6 +12,7 @@ import pytest
 
 import envfleet
 from tests.support.envs.spawning_env import SpawningEnv
+from tests.support.inside import child_pid, spawner_pid
 from tests.support.scripts import script_environment
 from tests.support.waiting import descendants, is_running, wait_until
 
@@ -46,7 +47,7 @@ def test_they_end_with_a_child_that_is_killed_and_no_others_do():
     with make() as pool:
         pool.reset(seed=0)
         first, second = pids_of(pool)
-        os.kill(pool._backend._task_queues.pid(0), signal.SIGKILL)
+        os.kill(child_pid(pool, 0), signal.SIGKILL)
         wait_until(all_gone(first), "those of the killed child have ended")
         with pytest.raises(envfleet.ChildDied):
             pool.step(NO_ACTS)
@@ -81,7 +82,7 @@ def test_a_daemon_that_is_a_fork_ends_with_its_child_and_no_other():
     with envfleet.make(ForkingEnv, 2, backend="process", num_workers=2) as pool:
         first, second = pool.call("daemon")
         assert is_running(first) and is_running(second)
-        os.kill(pool._backend._task_queues.pid(0), signal.SIGKILL)
+        os.kill(child_pid(pool, 0), signal.SIGKILL)
         wait_until(all_gone([first]), "that of the killed child has ended")
         assert is_running(second)
     wait_until(all_gone([second]), "all have ended")
@@ -100,18 +101,18 @@ class ShellEnv(SpawningEnv):
 
 def test_no_zombies_pile_up():
     with envfleet.make(ShellEnv, 2, backend="process", num_workers=1) as pool:
-        spawner = pool._backend._resources.spawner._process.pid
+        spawner = spawner_pid(pool)
         for _ in range(3):
             pool.reset(seed=0)
-        wait_until(lambda: descendants(spawner) == [pool._backend._task_queues.pid(0)], "only the child is left")
+        wait_until(lambda: descendants(spawner) == [child_pid(pool, 0)], "only the child is left")
 
 
 def test_they_end_when_the_nursery_is_killed():
     with make() as pool:
         pool.reset(seed=0)
         pids = [pid for pids in pids_of(pool) for pid in pids]
-        children = [pool._backend._task_queues.pid(child) for child in range(2)]
-        os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
+        children = [child_pid(pool, child) for child in range(2)]
+        os.kill(spawner_pid(pool), signal.SIGKILL)
         wait_until(all_gone(children), "the children died with the spawner")
         with pytest.raises(envfleet.ChildDied, match="spawner"):
             pool.step(NO_ACTS)

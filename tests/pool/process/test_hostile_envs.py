@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet.testing import ScriptedEnv
+from tests.support.inside import child_pid
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +186,7 @@ def test_a_failure_that_cannot_be_unpickled_names_its_env():
 def test_options_and_requests_that_cannot_be_unpickled_there(on_env_error):
     with make(on_env_error=on_env_error) as pool:
         pool.reset(seed=0)
-        pids = [pool._backend._task_queues.pid(child) for child in range(2)]
+        pids = [child_pid(pool, child) for child in range(2)]
         with pytest.raises(envfleet.EnvFailed, match=r"OnlyThere.__init__") as caught:
             pool.reset(options={"error": OnlyThere(1, 2)})
         assert type(caught.value) is envfleet.EnvFailed, "the process goes on"
@@ -195,7 +196,7 @@ def test_options_and_requests_that_cannot_be_unpickled_there(on_env_error):
                 wrong()
         pool.reset(seed=0)
         assert pool.step(np.zeros(4, int))[0][:, 0].tolist() == [1] * 4
-        assert pids == [pool._backend._task_queues.pid(child) for child in range(2)]
+        assert pids == [child_pid(pool, child) for child in range(2)]
 
 
 class LockSpace(spaces.Space):

@@ -14,6 +14,7 @@ import envfleet
 from envfleet.pool.process import resources
 from envfleet.pool.process.children import Children
 from envfleet.testing import Act, ScriptedEnv
+from tests.support.inside import child_pid, num_children, spawner_pid, task_queues
 from tests.support.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
@@ -30,9 +31,9 @@ def make(num_envs=4, **kwargs):
 
 
 def pids_of(pool):
-    task_queues, children = pool._backend._task_queues, range(pool._backend._shape.num_children)
-    wait_until(lambda: all(task_queues.pid(child) for child in children), "all children have started")
-    return [task_queues.pid(child) for child in children]
+    children = range(num_children(pool))
+    wait_until(lambda: all(child_pid(pool, child) for child in children), "all children have started")
+    return [child_pid(pool, child) for child in children]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_the_spawner_may_die_too():
     with make() as pool:
         pool.reset(seed=0)
         pids = pids_of(pool)
-        os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
+        os.kill(spawner_pid(pool), signal.SIGKILL)
         wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the spawner")
         with pytest.raises(envfleet.ChildDied, match="spawner") as caught:
             pool.step(acts(*[Act.GO_ON] * 4))
@@ -141,7 +142,7 @@ def test_a_call_names_all_envs_that_were_lost_with_the_spawner():
     with make(num_envs=6, num_workers=3, on_env_error="restart") as pool:
         pool.reset(seed=0)
         pids = pids_of(pool)
-        os.kill(pool._backend._resources.spawner._process.pid, signal.SIGKILL)
+        os.kill(spawner_pid(pool), signal.SIGKILL)
         wait_until(lambda: not any(is_running(pid) for pid in pids), "the children died with the spawner")
         with pytest.raises(envfleet.ChildDied, match="envs 0 to 1, 2 to 3, 4 to 5 died before they could") as caught:
             pool.get_attr("render_mode")
@@ -166,7 +167,7 @@ def test_a_failure_is_told_while_other_envs_still_work():
         pool.reset(seed=0)
         with pytest.raises(envfleet.EnvFailed):
             pool.step(acts(Act.RAISE, Act.GO_ON, Act.SLEEP, Act.GO_ON))
-        assert 2 in pool._backend._task_queues.busy_env_ids()
+        assert 2 in task_queues(pool).busy_env_ids()
         assert pool.recv()[3].tolist() == [True, False, False, False]
 
 

@@ -14,8 +14,6 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envfleet
-from envfleet.pool.native.backend import NativeBackend
-from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import box2d as native_box2d
 from tests.support.box2d_policies import FIRST_SEED, TRIALS, WIND
 from tests.support.equal_arrays import assert_array_equal
@@ -318,7 +316,7 @@ def test_what_only_python_can_do_runs_in_processes(kwargs):
     with pytest.raises(envfleet.UsageError, match="backend='native' is not available"):
         make("LunarLander-v3", 1, env_kwargs=kwargs)
     with envfleet.make("LunarLander-v3", 1, env_kwargs=kwargs) as pool:
-        assert isinstance(pool._backend, ProcessBackend)
+        assert pool.backend == "process"
 
 
 @needs_native
@@ -368,4 +366,4 @@ def test_attributes_come_from_the_state():
         angles = [lander.angle for lander in pool.get_attr("lander")]
         assert angles[-1] == obs[-1, 4]  # one instance answers for all envs, one after the other
         assert pool.get_attr("enable_wind") == (True, True)
-        assert isinstance(pool._backend, NativeBackend)
+        assert pool.backend == "native"

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import envfleet
-from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import box2d as native_box2d
 
 
@@ -17,7 +16,7 @@ def test_without_the_library_processes_run_it(monkeypatch, caplog):
     with pytest.raises(envfleet.UsageError, match=r"backend='native' is not available.*made without Box2D"):
         envfleet.make("LunarLander-v3", 2, backend="native")
     with caplog.at_level(logging.INFO), envfleet.make("LunarLander-v3", 2) as pool:
-        assert isinstance(pool._backend, ProcessBackend)
+        assert pool.backend == "process"
         pool.reset(seed=0)
         pool.step(pool.action_space.sample())
     assert "libbox2d-dev" in caplog.text
@@ -31,7 +30,7 @@ def test_a_library_that_cannot_be_loaded_is_a_warning(monkeypatch, caplog, tmp_p
     native_box2d._why_not_loaded.cache_clear()
     try:
         with envfleet.make("BipedalWalker-v3", 1) as pool:
-            assert isinstance(pool._backend, ProcessBackend)
+            assert pool.backend == "process"
     finally:
         native_box2d._why_not_loaded.cache_clear()
     assert [record.levelno for record in caplog.records if "Box2D" in record.getMessage()] == [logging.WARNING]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.pool.process.backend import ProcessBackend
 from tests.support.equal_arrays import assert_array_equal
 
 pytestmark = pytest.mark.slow
@@ -19,7 +18,7 @@ def test_pictures_are_gymnasiums():
     with warnings.catch_warnings(action="ignore"):  # the wheel crashes where SWIG's DeprecationWarning is an error
         references = [gymnasium.make("CarRacing-v3") for _ in range(NUM_ENVS)]
     with envfleet.make("CarRacing-v3", NUM_ENVS) as pool:
-        assert isinstance(pool._backend, ProcessBackend)
+        assert pool.backend == "process"
         assert pool.single_observation_space == references[0].observation_space
         obs = pool.reset(seed=5)[0]
         assert obs.shape == (NUM_ENVS, 96, 96, 3) and obs.dtype == np.uint8

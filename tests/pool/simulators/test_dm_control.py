@@ -8,7 +8,6 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import envfleet
-from envfleet.pool.process.backend import ProcessBackend
 
 ENV_ID = "dm_control/cartpole-balance-v0"
 NUM_ENVS = 3
@@ -28,7 +27,7 @@ def reference():
 @pytest.mark.filterwarnings("ignore")
 def test_the_suite_runs_in_processes(reference):
     with envfleet.make(ENV_ID, NUM_ENVS, num_workers=2) as pool:
-        assert type(pool._backend) is ProcessBackend
+        assert pool.backend == "process"
         obs, _ = pool.reset(seed=4)
         for seed, env in enumerate(reference, start=4):
             env.reset(seed=seed)
@@ -52,4 +51,4 @@ def test_an_entry_point_without_a_name():
     with envfleet.make(spec, 2, backend="serial") as pool:
         pool.reset(seed=0)
     with envfleet.make(spec, 2) as pool:
-        assert type(pool._backend) is ProcessBackend
+        assert pool.backend == "process"

@@ -14,8 +14,6 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envfleet
-from envfleet.pool.native.backend import NativeBackend
-from envfleet.pool.process.backend import ProcessBackend
 from envfleet.pool.simulators import mujoco as native_mujoco
 from envfleet.testing.programs import require_equal
 from tests.support.equal_arrays import assert_array_equal
@@ -338,7 +336,7 @@ def test_another_mujoco_means_processes(monkeypatch, caplog):
     monkeypatch.setattr(native_mujoco, "library_version", lambda: "3.9.9")
     assert "Ant-v5" not in envfleet.registry()
     with caplog.at_level(logging.WARNING, "envfleet.pool"), envfleet.make("InvertedPendulum-v5", 2) as pool:
-        assert type(pool._backend) is ProcessBackend
+        assert pool.backend == "process"
         pool.reset(seed=0)
     assert "compiled for version 3.9.9" in caplog.text
     with pytest.raises(envfleet.UsageError, match=r"pip install mujoco==3\.9\.9"):
@@ -354,12 +352,12 @@ def test_without_mujoco(monkeypatch):
 def test_a_build_without_mujoco(monkeypatch):
     monkeypatch.setattr(native_mujoco, "_library_path", lambda: None)
     with envfleet.make("InvertedPendulum-v5", 2) as pool:
-        assert type(pool._backend) is ProcessBackend
+        assert pool.backend == "process"
 
 
 def test_attributes_are_gymnasiums():
     with warnings.catch_warnings(), envfleet.make("Humanoid-v5", 2) as pool:
-        assert type(pool._backend) is NativeBackend
+        assert pool.backend == "native"
         reference = [gymnasium.make("Humanoid-v5", disable_env_checker=True).unwrapped for _ in range(2)]
         pool.reset(seed=4)
         for seed, env in enumerate(reference, start=4):

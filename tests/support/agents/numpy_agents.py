@@ -27,12 +27,12 @@ def _pick(logits, actions):
     return np.take_along_axis(_log_softmax(logits), actions[:, None], -1)[:, 0]
 
 
-def _policy(num_out, shown, draw, log_prob):
+def _policy(num_out, shown, draw, log_prob, kind=FunctionPolicy):
     def act(weights, obs):
         actions = draw(shown(weights, obs))
         return actions, log_prob(shown(weights, obs), actions)
 
-    return FunctionPolicy(
+    return kind(
         act,
         lambda weights, obs, actions: log_prob(shown(weights, obs), actions),
         _weights(num_out),
@@ -41,12 +41,13 @@ def _policy(num_out, shown, draw, log_prob):
     )
 
 
-def discrete():
+def discrete(kind=FunctionPolicy):
     return _policy(
         3,
         lambda weights, obs: Categorical(obs @ weights["w"] + weights["b"]),
         lambda shown: _draw(shown.logits),
         lambda shown, actions: _pick(shown.logits, actions),
+        kind,
     )
 
 

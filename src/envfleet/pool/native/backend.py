@@ -43,6 +43,7 @@ _BUSINESS_OF_THE_POOL = ("reset", "step", "close")
 class NativeBackend:
     """A NativePool, and what Python has to add: spaces, seeds, failures, and Gymnasium's renderer."""
 
+    name = "native"
     steps_some = True
 
     def __init__(self, choice: NativeChoice, config: PoolConfig) -> None:

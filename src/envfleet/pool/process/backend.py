@@ -40,6 +40,7 @@ _READY, _NEWS = core.Waiting.READY, core.Waiting.NEWS
 class ProcessBackend:
     """Child processes, each with several envs, and the memory they share with this process."""
 
+    name = "process"
     steps_some = True
     why_no_changes: str | None = None
 

@@ -40,6 +40,7 @@ class VectorBackend:
     recv() has all last observations again (other backends step those envs whose episodes go on).
     """
 
+    name = "vector"
     steps_some = False
 
     def __init__(self, builder: VectorBuilder, config: PoolConfig) -> None:

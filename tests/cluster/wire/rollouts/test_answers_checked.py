@@ -165,7 +165,7 @@ def test_episodes_are_as_long_as_the_process_is_old():
     with cluster(Answers(good, nine)) as envs:
         envs.rollout(AGENT, T)
         assert envs.rollout(AGENT, T).episode_lengths.tolist() == [2, 2, 9]
-        with HandWorker(envs._run.head.address, num_envs=N, answers=Answers(nine), host="another"):
+        with HandWorker(envs.address, num_envs=N, answers=Answers(nine), host="another"):
             wait_until(lambda: envs.stats().workers[0].host == "another", "another process has taken over")
             with pytest.raises(WorkerFailed, match=r"length of 9; possible: 4 to 4\n"):
                 envs.rollout(AGENT, T)
@@ -298,7 +298,7 @@ def test_what_a_lost_process_has_shown_is_forgotten():
         answers.add(probed(3))
         envs.rollout(agent, T)
         assert envs.stats().workers[0].divergence is not None
-        with HandWorker(envs._run.head.address, num_envs=N, host="another"):
+        with HandWorker(envs.address, num_envs=N, host="another"):
             wait_until(lambda: envs.stats().workers[0].host == "another", "another process has taken over")
             assert envs.stats().workers[0].divergence is None
 
@@ -363,7 +363,7 @@ def test_an_action_whose_text_cannot_be_shown():
 def test_hosts_with_names_that_cannot_be_shown_are_refused(host, caplog):
     with (
         cluster(Answers()) as envs,
-        HandWorker(envs._run.head.address, num_envs=N, answers=Answers(), host=host) as other,
+        HandWorker(envs.address, num_envs=N, answers=Answers(), host=host) as other,
     ):
         wait_until(lambda: other.has(Refused), "it is refused")
         assert "printable ASCII" in next(each for each in other.received if isinstance(each, Refused)).why
