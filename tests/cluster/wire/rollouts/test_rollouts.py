@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.wire.codec import BadMessage
+from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.plain_values import to_plain
 from envfleet.cluster.wire.rollouts import stacks
 from envfleet.cluster.wire.rollouts.joining import join_rollouts, join_rows
@@ -85,6 +87,23 @@ def test_a_missing_array(form, name):
     del arrays[name]
     with pytest.raises(BadMessage, match="final_|missing" if name == "final_steps" else f"{name}.*is missing"):
         form.check_rollout(0, 0, 0, T, arrays)
+
+
+@pytest.mark.parametrize(
+    ("asked", "masks", "problem"),
+    [
+        (None, np.ones((T, N, 3), np.bool_), "came; no action masks were asked for"),
+        ("allowed", None, "is missing; the masks in 'allowed' were asked for"),
+        ("allowed", np.ones((T, N + 1, 3), np.bool_), "must be bool"),
+        ("allowed", np.ones((T, N, 3), np.uint8), "must be bool"),
+        ("allowed", np.ones(T, np.bool_), "must be bool"),
+    ],
+)
+def test_action_masks_are_those_that_were_asked_for(form, asked, masks, problem):
+    arrays = rollout_arrays() | ({} if masks is None else {"action_mask": masks})
+    collected = form.check_rollout(0, 0, 0, T, arrays)
+    with pytest.raises(BadMessage, match=f"'action_mask' {problem}"):
+        form.with_infos(collected, RolloutInfos(), InfoChoice(action_mask=asked))
 
 
 def test_values_of_finals_without_those_of_the_last_observation(form):
