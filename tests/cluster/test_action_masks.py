@@ -11,7 +11,8 @@ from envfleet.policies.adapting import as_policy
 from tests.support.agents.detach_agents import DiscreteAgent
 from tests.support.agents.masked_agents import AGENTS, NUM_STATES, MaskedAgent
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+FORKED_WITH = ("torch",)
 
 SHORT_TAXI = envfleet.EnvSpec(id="Taxi-v4", max_episode_steps=9)
 TAXI = gymnasium.make("Taxi-v4").unwrapped

@@ -24,7 +24,7 @@ from tests.support.envs.evaluation_envs import (
 )
 from tests.support.waiting import descendants, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial"}
 SEED, NUM_EPISODES = 3, 23

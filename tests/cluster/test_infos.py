@@ -18,7 +18,7 @@ from envfleet.contract.spaces import SpaceTree
 from envfleet.testing.programs import require_equal
 from tests.support.envs.detach_envs import EveryKindEnv
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 CASES = {
     "Taxi": {"env": envfleet.EnvSpec(id="Taxi-v4", max_episode_steps=7)},

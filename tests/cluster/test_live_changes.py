@@ -10,7 +10,7 @@ import pytest
 from envfleet import ClusterEnv, EnvFailed, FunctionPolicy, PoolSettings, UsageError
 from tests.support.envs.changing_env import ChangingEnv, first_action
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 LEVEL, CALLS, START, PID = range(4)  # columns of ChangingEnv's observation
 NUM_EACH = 2

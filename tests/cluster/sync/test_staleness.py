@@ -15,7 +15,7 @@ from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 T, CREDIT = 5, 2
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial", "credit": CREDIT}

@@ -14,7 +14,7 @@ from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv, Raisin
 from tests.support.envs.uneven_envs import ReflexAgent, RememberingAgent, UnevenEnv
 from tests.support.waiting import is_running
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
 T, N, K, SEED = 6, 4, 2, 11  # steps; envs of each of two workers; envs that a policy acts on at a time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from envfleet.contract.arrays import Array
-from envfleet.contract.infos.table import Infos
+from envfleet.contract.infos.table import Infos, mask_key
 from envfleet.contract.live_changes import LIVE_CHANGE
 
 
@@ -32,7 +32,7 @@ class EpisodeChanges:
         numbers = infos.get(LIVE_CHANGE)
         if numbers is None:
             return
-        rows = np.flatnonzero(infos[f"_{LIVE_CHANGE}"])
+        rows = np.flatnonzero(infos[mask_key(LIVE_CHANGE)])
         envs = rows if env_ids is None else env_ids[rows]
         self._numbers[envs] = numbers[rows]
         if not isinstance(steps, int) or steps >= 0:  # otherwise there is no rollout that asks for it
