@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from envfleet.contract.checks import info_key_or_none
 from envfleet.contract.errors import UsageError
 
 # Numbers of all keys, with their masks, that one worker's rollout carries if no keys were chosen.
@@ -33,8 +34,7 @@ class InfoChoice:
         Raises:
             UsageError: One of them is neither.
         """
-        if action_mask is not None and not isinstance(action_mask, str):
-            raise UsageError(f"action_mask must be a key of the envs' infos, or None; got {action_mask!r}")
+        info_key_or_none("action_mask", action_mask)
         if infos is None:
             return NUMBERS if action_mask is None else cls(action_mask=action_mask)
         is_keys = isinstance(infos, Collection) and all(isinstance(key, str) for key in infos)

@@ -63,6 +63,13 @@ def true_or_false(name: str, value: Any, hint: str = "") -> bool:
     return value
 
 
+def info_key_or_none(name: str, value: Any) -> str | None:
+    """Check the key of an info, or None: anything else is refused with UsageError."""
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{name} must be a key of the envs' infos, or None; got {value!r}")
+    return value
+
+
 def _index(value: Any) -> int | None:
     if isinstance(value, bool):
         return None

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envfleet.contract.arrays import Array
-from envfleet.contract.checks import positive, true_or_false, whole_number
+from envfleet.contract.checks import info_key_or_none, positive, true_or_false, whole_number
 from envfleet.contract.errors import PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes, Evaluation, fresh_seed, seeds_of_episodes
 from envfleet.contract.infos.table import Info, InfoTable, mask_key
@@ -68,8 +68,7 @@ def evaluate(
     seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0)
     seeds = seeds_of_episodes(seed, num_episodes)
     true_or_false("deterministic", deterministic)
-    if action_mask is not None and not isinstance(action_mask, str):
-        raise UsageError(f"action_mask must be a key of the envs' infos, or None; got {action_mask!r}")
+    info_key_or_none("action_mask", action_mask)
     actor = Actor(as_policy(agent), envs.single_action_space, envs.num_envs, deterministic)
     player = EpisodePlayer(envs, actor, seeds, num_recorded, action_mask)
     deadline = _Deadline(num_episodes, timeout_s)
