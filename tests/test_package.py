@@ -54,7 +54,7 @@ PUBLIC = dict(public_callables())
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_method_says_what_it_takes_and_returns(name):
+def test_a_public_method_says_what_it_takes_returns_and_raises(name):
     function = PUBLIC[name]
     text, signature = inspect.getdoc(function), inspect.signature(function)
     if set(signature.parameters) - {"self"}:
@@ -62,5 +62,7 @@ def test_a_public_method_says_what_it_takes_and_returns(name):
         described = re.findall(r"^ {4}\*{0,2}(\w+(?:, \*{0,2}\w+)*):", text.partition("Args:\n")[2], re.MULTILINE)
         described = {each.strip("* ") for names in described for each in names.split(",")}
         assert {*signature.parameters} - {"self"} <= described
+    for error in re.findall(r"\braise (\w+)\(", inspect.getsource(function)):
+        assert f"{error}:" in text.partition("Raises:\n")[2]
     if signature.return_annotation not in (None, "None", "NoReturn", inspect.Signature.empty):
         assert "Returns:\n" in text or "Yields:\n" in text

@@ -72,7 +72,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     they are due, weights cross the network. Rows are in the order of envs, always; env i of the whole run belongs to
     worker `i // num_envs_per_worker`, and is seeded with `seed + i`.
 
-    A cluster is for one thread at a time.
+    A cluster is for one thread at a time. After close(), and in a fork, every call but close() raises PoolClosed.
     """
 
     @names_checked("ClusterEnv", _MOVED)
@@ -228,6 +228,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         Raises:
             InvalidAction: The actions do not fit the action space; nothing was sent.
+            UsageError: `env_id` is given with a policy, or does not name all envs of some workers.
             NotReset: Envs are to be reset before the first step.
             EnvBusy: A worker that is to step has results to come.
             NothingToReceive: Fewer envs would be at work than a batch has rows.

@@ -48,8 +48,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     synchronous: `recv()` returns all envs that were sent, in the order in which they were sent.
 
     Returned arrays are leases: they are never overwritten while anybody refers to them, and their memory is
-    reused when the last reference is gone. A pool is for one thread at a time, and for the process that made it: in a
-    fork every call but close() raises PoolClosed.
+    reused when the last reference is gone. A pool is for one thread at a time, and for the process that made it: after
+    close(), and in a fork, every call but close() raises PoolClosed.
     """
 
     def __init__(self, backend: Backend, config: PoolConfig, seed: int | None = None) -> None:
