@@ -17,7 +17,7 @@ from envfleet.contract.evaluation import Episodes, Evaluation, fresh_seed, seeds
 from envfleet.contract.infos import Info, InfoTable, mask_key
 from envfleet.contract.policy import Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
-from envfleet.policies.action_masks import ActionMasks
+from envfleet.policies.action_masks import ActionMasks, checked_key
 from envfleet.policies.adapting import as_policy
 from envfleet.policies.deterministic import deterministic_act
 from envfleet.policies.seeding import random_numbers_kept
@@ -65,11 +65,10 @@ def evaluate(
     _require_steppable(envs)
     num_episodes, num_recorded = checked_counts(num_episodes, num_recorded, envs.render_mode)
     positive("timeout_s", timeout_s)
-    seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0)
+    seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0, at_most=None)
     seeds = seeds_of_episodes(seed, num_episodes)
     true_or_false("deterministic", deterministic)
-    if action_mask is not None and not isinstance(action_mask, str):
-        raise UsageError(f"action_mask must be a key of the envs' infos, or None; got {action_mask!r}")
+    checked_key(action_mask)
     actor = Actor(as_policy(agent), envs.single_action_space, envs.num_envs, deterministic)
     player = EpisodePlayer(envs, actor, seeds, num_recorded, action_mask)
     deadline = _Deadline(num_episodes, timeout_s)

@@ -142,7 +142,7 @@ class SerialBackend:
             episode.switch_autoreset(mode)
         return True
 
-    def close(self) -> None:
+    def close(self, terminate: bool = False) -> None:
         """See Backend."""
         episodes, self._episodes = self._episodes, []
         for episode in episodes:

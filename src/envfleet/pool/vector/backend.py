@@ -203,7 +203,7 @@ class VectorBackend:
         """See Backend. Never called."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self, terminate: bool = False) -> None:
         """See Backend."""
         close_vector(self._vector.env)
 
