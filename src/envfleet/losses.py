@@ -6,9 +6,10 @@ for arrays of NumPy. Nothing here waits for the device: no number comes back to 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.contract.returns import Gae, Vtrace, require_shapes
 
 try:
     import torch
@@ -16,20 +17,6 @@ except ImportError as error:
     raise MissingExtra("envfleet.losses needs PyTorch: pip install 'envfleet[torch]'") from error
 
 Tensor = Any  # torch.Tensor
-
-
-class Gae(NamedTuple):
-    """Generalized advantage estimates."""
-
-    advantages: Tensor  # [T, N]
-    returns: Tensor  # [T, N] advantages + values: targets for the values
-
-
-class Vtrace(NamedTuple):
-    """V-trace's targets and advantages (Espeholt et al., 2018)."""
-
-    value_targets: Tensor  # [T, N]
-    advantages: Tensor  # [T, N] for the policy gradient, weighted by the clipped rho
 
 
 def gae(
@@ -42,24 +29,13 @@ def gae(
     *,
     gamma: float = 0.99,
     lam: float = 0.95,
-) -> Gae:
-    """Compute generalized advantage estimates (Schulman et al., 2016). No gradient flows through them.
+) -> Gae[Tensor]:
+    """Compute generalized advantage estimates of tensors. No gradient flows through them.
 
-    Args:
-        rewards: [T, N].
-        values: [T, N] of the observation before each step.
-        next_values: [N] of the observation after the last step.
-        terminated: [T, N] bool.
-        truncated: [T, N] bool.
-        final_values: [T, N] of the final observation where an episode ended; ignored elsewhere.
-        gamma: discount.
-        lam: 0: one-step advantages; 1: whole returns.
+    Arguments and errors are those of `envfleet.gae`.
 
     Returns:
         Advantages and returns, each [T, N], with the dtype of `values` on the device of `values`.
-
-    Raises:
-        UsageError: shapes differ, or T is 0.
     """
     with torch.no_grad():
         following, goes_on = _following_values(rewards, values, next_values, terminated, truncated, final_values)
@@ -82,31 +58,16 @@ def vtrace(
     lam: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
-) -> Vtrace:
-    """Compute V-trace targets, to learn from the actions of an older policy. No gradient flows through them.
+) -> Vtrace[Tensor]:
+    """Compute V-trace targets of tensors, to learn from the actions of an older policy. No gradient flows through them.
 
-    Args:
-        behaviour_log_probs: [T, N] of the actions, by the policy that took them.
-        target_log_probs: [T, N] of the same actions, by the learner's policy.
-        rewards: [T, N].
-        values: [T, N] by the learner.
-        next_values: [N] by the learner.
-        terminated: [T, N] bool.
-        truncated: [T, N] bool.
-        final_values: [T, N] of the final observation where an episode ended; ignored elsewhere.
-        gamma: discount.
-        lam: 1: IMPALA's own; less trusts values more.
-        max_rho: limit of the importance weights of the advantages.
-        max_c: limit of the importance weights of the traces.
+    Arguments and errors are those of `envfleet.vtrace`.
 
     Returns:
         Targets of the values and advantages for the policy gradient, each [T, N], with the dtype of `values` on the
         device of `values`.
-
-    Raises:
-        UsageError: shapes differ, or T is 0.
     """
-    _require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
+    require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
     with torch.no_grad():
         following, goes_on = _following_values(rewards, values, next_values, terminated, truncated, final_values)
         rewards = rewards.to(values.dtype)
@@ -179,21 +140,12 @@ def _following_values(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, final_values: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The value of what follows each step within its episode, and where the episode goes on."""
-    _require_shapes(rewards, values=values, terminated=terminated, truncated=truncated, final_values=final_values)
-    if next_values.shape != rewards.shape[1:]:
-        raise UsageError(f"next_values must have shape {_shape(rewards)[1:]}; got {_shape(next_values)}")
+    flags = {"terminated": terminated, "truncated": truncated}
+    require_shapes(rewards, next_values, values=values, **flags, final_values=final_values)
     terminated, truncated = terminated.bool(), truncated.bool()
     following = torch.cat([values[1:], next_values.to(values.dtype)[None]])
     following = torch.where(truncated, final_values.to(values.dtype), following)
     return following.masked_fill(terminated, 0.0), ~(terminated | truncated)
-
-
-def _require_shapes(rewards: Tensor, **tensors: Tensor) -> None:
-    if rewards.ndim < 1 or len(rewards) < 1:
-        raise UsageError(f"rewards must have shape [T, N] with T at least 1; got {_shape(rewards)}")
-    for name, tensor in tensors.items():
-        if tensor.shape != rewards.shape:
-            raise UsageError(f"{name} must have the shape of rewards, {_shape(rewards)}; got {_shape(tensor)}")
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -8,7 +8,15 @@ import pytest
 
 import envfleet
 from envfleet import EnvFailed, UsageError
-from envfleet.contract.live_changes import Arguments, Change, ChangeKind, LiveChanges, attribute_change
+from envfleet.contract.live_changes import (
+    MOST_PENDING,
+    Arguments,
+    Change,
+    ChangeKind,
+    LiveChanges,
+    attribute_change,
+    call_change,
+)
 from tests.support.envs.changing_env import ChangingEnv
 
 LEVEL, CALLS, START, STEP = 0, 1, 2, 4  # columns of ChangingEnv's observation
@@ -203,3 +211,27 @@ def test_a_new_env_gets_the_last_changes_in_the_order_in_which_they_were_made():
     changes.add(Change(4, ChangeKind.CALL, "a", Arguments((), {})))
     assert [each.number for each in changes.last] == [2, 3, 4]
     assert [each.number for each in changes.of_new_env().pending] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("num_rounds", [MOST_PENDING // 2, 20 * MOST_PENDING])
+def test_what_an_env_keeps_until_its_next_reset_is_bounded(num_rounds):
+    """Up to a limit each call counts; beyond it the last of each name, as for a new env."""
+    changes, env = LiveChanges(), ChangingEnv()
+    waiting = changes.of_new_env()
+    for number in range(1, 2 * num_rounds, 2):
+        changes.add(attribute_change(number, "level", number))
+        changes.add(call_change(number + 1, "note", (number,), {}))
+        assert len(waiting.pending) <= MOST_PENDING + 2
+    waiting.apply(env)
+    assert env.level == 2 * num_rounds - 1
+    assert env.calls == list(range(1, 2 * num_rounds, 2))[-len(env.calls) :]
+    assert len(env.calls) == num_rounds or num_rounds > MOST_PENDING
+    assert waiting.told({}) == {"live_change": 2 * num_rounds} and not waiting.pending
+
+
+def test_many_changes_of_as_many_names_are_all_kept():
+    changes = LiveChanges()
+    waiting = changes.of_new_env()
+    for number in range(1, 3 * MOST_PENDING):
+        changes.add(attribute_change(number, f"level_{number}", number))
+    assert [each.number for each in waiting.pending] == list(range(1, 3 * MOST_PENDING))

@@ -45,6 +45,7 @@ from envfleet.contract.spec import EnvKwargs, EnvSpec
 from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
+from envfleet.policies.action_masks import checked_key
 from envfleet.policies.adapting import is_policy_like
 from envfleet.policies.evaluate import checked_counts
 from envfleet.pool.arguments import autoreset_of, seeds_of, some_env_ids, take_reset_mask
@@ -618,12 +619,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         num_episodes, num_recorded = checked_counts(num_episodes, num_recorded, self.render_mode)
-        seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0)
+        seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0, at_most=None)
         timeout_s = self._timing.timeout_s if timeout_s is None else positive("timeout_s", timeout_s)
         is_deterministic = true_or_false("deterministic", deterministic)
         space = self.single_action_space
-        key = InfoChoice.of((), action_mask).action_mask
-        given = agent, num_episodes, seed, is_deterministic, num_recorded, key, timeout_s
+        given = agent, num_episodes, seed, is_deterministic, num_recorded, checked_key(action_mask), timeout_s
         return evaluate_on(self._run, space, *given)
 
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from envfleet.contract.checks import info_key_or_none
 from envfleet.contract.errors import UsageError
+from envfleet.policies.action_masks import checked_key
 
 # Numbers of all keys, with their masks, that one worker's rollout carries if no keys were chosen.
 MOST_INFO_BYTES = 16 << 20
@@ -34,13 +34,13 @@ class InfoChoice:
         Raises:
             UsageError: One of them is neither.
         """
-        info_key_or_none("action_mask", action_mask)
+        key = checked_key(action_mask)
         if infos is None:
-            return NUMBERS if action_mask is None else cls(action_mask=action_mask)
+            return NUMBERS if key is None else cls(action_mask=key)
         is_keys = isinstance(infos, Collection) and all(isinstance(key, str) for key in infos)
         if isinstance(infos, str) or not is_keys:
             raise UsageError(f"infos must be a tuple of keys, such as ('success', 'distance'), or None; got {infos!r}")
-        return cls(tuple(dict.fromkeys(infos)), True, action_mask)
+        return cls(tuple(dict.fromkeys(infos)), True, key)
 
 
 NUMBERS = InfoChoice()  # the default: orders leave it out

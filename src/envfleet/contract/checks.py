@@ -7,15 +7,17 @@ from typing import Any
 
 from envfleet.contract.errors import UsageError
 
+LARGEST = 2**63 - 1  # the largest integer that every message can carry
 
-def whole_number(name: str, value: Any, at_least: int = 1, at_most: int | None = None) -> int:
+
+def whole_number(name: str, value: Any, at_least: int = 1, at_most: int | None = LARGEST) -> int:
     """Check a count. Integers of NumPy are accepted; bool, float and text are not.
 
     Args:
         name: what the error calls the value.
         value: what the user gave.
         at_least: the smallest allowed value.
-        at_most: the largest allowed value; None: no limit.
+        at_most: the largest allowed value; default: what a message can carry; None: no limit.
 
     Returns:
         The value as an int.
@@ -24,14 +26,16 @@ def whole_number(name: str, value: Any, at_least: int = 1, at_most: int | None =
         UsageError: `value` is not a whole number, or is outside the limits.
     """
     number = _index(value)
+    if number is not None and at_most == LARGEST:
+        _require_portable(name, number)
     if number is None or number < at_least or (at_most is not None and number > at_most):
-        limits = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+        limits = f"of at least {at_least}" if at_most in (None, LARGEST) else f"from {at_least} to {at_most}"
         raise UsageError(f"{name} must be a whole number {limits}; got {value!r}")
     return number
 
 
 def positive(name: str, value: Any, hint: str = "") -> float:
-    """Check a number that must be greater than 0. NaN is refused, infinity is not.
+    """Check a number that must be greater than 0. NaN is refused, infinity is not; an int must be less than 2**63.
 
     Args:
         name: what the error calls the value.
@@ -42,10 +46,11 @@ def positive(name: str, value: Any, hint: str = "") -> float:
         The value, unchanged.
 
     Raises:
-        UsageError: `value` is not a positive number.
+        UsageError: `value` is not a positive number, or an int that no message can carry.
     """
     if not _is_positive(value):
         raise UsageError(f"{name} must be positive; got {value!r}{hint}")
+    _require_portable(name, value)
     return value  # type: ignore[no-any-return]
 
 
@@ -53,6 +58,7 @@ def positive_or_none(name: str, value: Any) -> float | None:
     """Check a limit that None switches off; otherwise like positive()."""
     if value is not None and not _is_positive(value):
         raise UsageError(f"{name} must be positive, or None for no limit; got {value!r}")
+    _require_portable(name, value)
     return value  # type: ignore[no-any-return]
 
 
@@ -63,13 +69,6 @@ def true_or_false(name: str, value: Any, hint: str = "") -> bool:
     return value
 
 
-def info_key_or_none(name: str, value: Any) -> str | None:
-    """Check the key of an info, or None: anything else is refused with UsageError."""
-    if value is not None and not isinstance(value, str):
-        raise UsageError(f"{name} must be a key of the envs' infos, or None; got {value!r}")
-    return value
-
-
 def _index(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
@@ -77,6 +76,11 @@ def _index(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def _require_portable(name: str, value: Any) -> None:
+    if isinstance(value, int) and value > LARGEST:
+        raise UsageError(f"{name} must be less than 2**63, or no message could carry it; got {value!r}")
 
 
 def _is_positive(value: Any) -> bool:

@@ -28,7 +28,7 @@ class Evaluation:
     """Whole episodes of one policy, in the order of their numbers; E of them.
 
     Which episodes these are was decided before the first of them began: none is missing because it took long. Episode e
-    begins with `seeds[e]`, on whichever worker it is played.
+    begins with `seeds[e]`, on whichever env or worker it is played.
     """
 
     returns: Array  # [E] float64, sums of rewards

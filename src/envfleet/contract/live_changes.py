@@ -1,8 +1,9 @@
 """Change, LiveChanges and EnvChanges: what envs change before their next reset, while they run. The only home of it.
 
 Changes are numbered: 1, 2, 3, ... Each env applies all that it has not applied yet, in this order, in its next reset.
-An env that is built anew begins with the last change of each kind and name. The info of every reset that follows a
-change has, under LIVE_CHANGE, the number of the last one.
+An env that is built anew begins with the last change of each kind and name; so does one that has not been reset for
+more than MOST_PENDING changes, or they would fill the memory. The info of every reset that follows a change has, under
+LIVE_CHANGE, the number of the last one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from envfleet.contract.errors import UsageError
 
 LIVE_CHANGE = "live_change"  # the key in the info of a reset
+MOST_PENDING = 1000  # changes that an env keeps beside the last of each kind and name
 
 _BUSINESS_OF_THE_POOL = ("reset", "step", "close")
 
@@ -88,6 +90,13 @@ def _checked_name(name: Any, what: str) -> str:
     return name
 
 
+def _put_last(changes: dict[tuple[ChangeKind, str], Change], change: Change) -> None:
+    """In place of the one before of its kind and name, at the end."""
+    key = change.kind, change.name
+    changes.pop(key, None)
+    changes[key] = change
+
+
 class LiveChanges:
     """The changes of all envs of one process."""
 
@@ -104,11 +113,9 @@ class LiveChanges:
 
     def add(self, change: Change) -> None:
         """Have each env apply a change in its next reset."""
-        key = change.kind, change.name
-        self._last.pop(key, None)  # so that it goes to the end
-        self._last[key] = change
+        _put_last(self._last, change)
         for env in self._envs:
-            env.pending.append(change)
+            env.add(change, MOST_PENDING + len(self._last))
 
     def of_new_env(self) -> EnvChanges:
         """What one more env has to apply, from now on too."""
@@ -128,6 +135,15 @@ class EnvChanges:
         self.pending: deque[Change] = deque(self._of_all.last)
         self._number = 0  # of the last change that was applied
         self._options: dict[str, Any] | None = None
+
+    def add(self, change: Change, num_pending: int) -> None:
+        """One more to apply; with more than `num_pending`, only the last of each kind and name are kept."""
+        self.pending.append(change)
+        if len(self.pending) > num_pending:
+            last: dict[tuple[ChangeKind, str], Change] = {}
+            for each in self.pending:
+                _put_last(last, each)
+            self.pending = deque(last.values())
 
     def apply(self, env: Any) -> None:
         """Apply what is pending. A change that raises is not tried again, unless the env is built anew.

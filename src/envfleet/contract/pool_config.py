@@ -93,7 +93,10 @@ class PoolConfig(PoolSettings):
 
     @property
     def has_finals(self) -> bool:
-        """Have batches room for final observations? Same-step autoreset needs it."""
+        """Have batches room for final observations? Same-step autoreset needs it.
+
+        It takes addresses only: the kernel gives it no memory before the first final observation is written (ADR 6).
+        """
         return self.switches_autoreset or self.autoreset is Autoreset.SAME_STEP
 
     @property

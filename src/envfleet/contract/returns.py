@@ -6,27 +6,27 @@ value of its final observation stands for the rest of it; where it was terminate
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from envfleet.contract.arrays import Array, BoolArray, FloatArray
+from envfleet.contract.arrays import Array, ArrayT, BoolArray, FloatArray
 from envfleet.contract.errors import UsageError
 from envfleet.contract.rollout import Rollout
 
 
-class Gae(NamedTuple):
-    """Generalized advantage estimates."""
+class Gae(NamedTuple, Generic[ArrayT]):
+    """Generalized advantage estimates: arrays of NumPy, or tensors."""
 
-    advantages: FloatArray  # [T, N]
-    returns: FloatArray  # [T, N] advantages + values: targets for the values
+    advantages: ArrayT  # [T, N]
+    returns: ArrayT  # [T, N] advantages + values: targets for the values
 
 
-class Vtrace(NamedTuple):
-    """V-trace's targets and advantages (Espeholt et al., 2018)."""
+class Vtrace(NamedTuple, Generic[ArrayT]):
+    """V-trace's targets and advantages (Espeholt et al., 2018): arrays of NumPy, or tensors."""
 
-    value_targets: FloatArray  # [T, N]
-    advantages: FloatArray  # [T, N] for the policy gradient, weighted by the clipped rho
+    value_targets: ArrayT  # [T, N]
+    advantages: ArrayT  # [T, N] for the policy gradient, weighted by the clipped rho
 
 
 def gae(
@@ -39,7 +39,7 @@ def gae(
     *,
     gamma: float = 0.99,
     lam: float = 0.95,
-) -> Gae:
+) -> Gae[FloatArray]:
     """Compute generalized advantage estimates (Schulman et al., 2016).
 
     Args:
@@ -60,15 +60,11 @@ def gae(
     """
     following, ended = _following_values(rewards, values, next_values, terminated, truncated, final_values)
     deltas = rewards + gamma * following - values
-    advantages = np.empty_like(deltas)
-    running = np.zeros(deltas.shape[1:])
-    for t in reversed(range(len(deltas))):
-        running = deltas[t] + gamma * lam * np.where(ended[t], 0.0, running)
-        advantages[t] = running
+    advantages = _discounted_sums(deltas, np.full_like(deltas, gamma * lam), ended)
     return Gae(advantages, advantages + values)
 
 
-def gae_of(rollout: Rollout, *, gamma: float = 0.99, lam: float = 0.95) -> Gae:
+def gae_of(rollout: Rollout, *, gamma: float = 0.99, lam: float = 0.95) -> Gae[FloatArray]:
     """Compute gae() of a rollout, with the values that the policy gave when it acted.
 
     Args:
@@ -106,7 +102,7 @@ def vtrace(
     lam: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
-) -> Vtrace:
+) -> Vtrace[FloatArray]:
     """Compute V-trace targets, to learn from the actions of an older policy (Espeholt et al., 2018).
 
     Args:
@@ -129,41 +125,49 @@ def vtrace(
     Raises:
         UsageError: shapes differ, or T is 0.
     """
-    _require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
+    require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
     following, ended = _following_values(rewards, values, next_values, terminated, truncated, final_values)
     with np.errstate(over="ignore"):  # a ratio of infinity is clipped like any other
         ratios = np.exp(np.asarray(target_log_probs, np.float64) - behaviour_log_probs)
     rhos = np.minimum(ratios, max_rho)
-    traces = lam * np.minimum(ratios, max_c)
+    traces = gamma * (lam * np.minimum(ratios, max_c))
     deltas = rhos * (rewards + gamma * following - values)
-    corrections = np.empty_like(deltas)  # v_t - V(x_t)
-    running = np.zeros(deltas.shape[1:])
-    for t in reversed(range(len(deltas))):
-        running = deltas[t] + gamma * traces[t] * np.where(ended[t], 0.0, running)
-        corrections[t] = running
-    targets = values + corrections
+    targets = values + _discounted_sums(deltas, traces, ended)
     # The target of the next observation; where none follows in this episode, its value (0 after a termination).
     next_targets = np.concatenate([targets[1:], np.asarray(next_values, np.float64)[None]])
     next_targets = np.where(ended, following, next_targets)
     return Vtrace(targets, rhos * (rewards + gamma * next_targets - values))
 
 
+def require_shapes(rewards: Any, next_values: Any = None, **others: Any) -> None:
+    """Refuse arrays or tensors that do not have the shape of `rewards`; `next_values` have no time axis."""
+    shape = tuple(np.shape(rewards))
+    if not shape or not shape[0]:
+        raise UsageError(f"rewards must have shape [T, N] with T at least 1; got {shape}")
+    for name, each in others.items():
+        if np.shape(each) != shape:
+            raise UsageError(f"{name} must have the shape of rewards, {shape}; got {tuple(np.shape(each))}")
+    if next_values is not None and np.shape(next_values) != shape[1:]:
+        raise UsageError(f"next_values must have shape {shape[1:]}; got {tuple(np.shape(next_values))}")
+
+
+def _discounted_sums(deltas: FloatArray, discounts: FloatArray, ended: BoolArray) -> FloatArray:
+    """[T, N]: each delta, and the sum after it within the episode times the discount."""
+    sums = np.empty_like(deltas)
+    running = np.zeros(deltas.shape[1:])
+    for t in reversed(range(len(deltas))):
+        running = deltas[t] + discounts[t] * np.where(ended[t], 0.0, running)
+        sums[t] = running
+    return sums
+
+
 def _following_values(
     rewards: Array, values: Array, next_values: Array, terminated: Array, truncated: Array, final_values: Array
 ) -> tuple[FloatArray, BoolArray]:
     """The value of what follows each step within its episode, and where episodes end."""
-    _require_shapes(rewards, values=values, terminated=terminated, truncated=truncated, final_values=final_values)
-    if np.shape(next_values) != np.shape(rewards)[1:]:
-        raise UsageError(f"next_values must have shape {np.shape(rewards)[1:]}; got {np.shape(next_values)}")
+    flags = {"terminated": terminated, "truncated": truncated}
+    require_shapes(rewards, next_values, values=values, **flags, final_values=final_values)
     ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
     following = np.concatenate([np.asarray(values, np.float64)[1:], np.asarray(next_values, np.float64)[None]])
     following = np.where(ended, final_values, following)
     return np.where(terminated, 0.0, following), ended
-
-
-def _require_shapes(rewards: Array, **arrays: Array) -> None:
-    if np.ndim(rewards) < 1 or len(rewards) < 1:
-        raise UsageError(f"rewards must have shape [T, N] with T at least 1; got {np.shape(rewards)}")
-    for name, array in arrays.items():
-        if np.shape(array) != np.shape(rewards):
-            raise UsageError(f"{name} must have the shape of rewards, {np.shape(rewards)}; got {np.shape(array)}")

@@ -11,6 +11,13 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.infos.table import Infos, mask_key
 
 
+def checked_key(action_mask: Any) -> str | None:
+    """The argument `action_mask` of a call: a key of the infos, or None. Raises UsageError."""
+    if action_mask is not None and not isinstance(action_mask, str):
+        raise UsageError(f"action_mask must be a key of the envs' infos, or None; got {action_mask!r}")
+    return action_mask
+
+
 class ActionMasks:
     """The mask of each env's present observation: from the info of the reset or step that returned it."""
 

@@ -11,13 +11,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envfleet.contract.arrays import Array
-from envfleet.contract.checks import info_key_or_none, positive, true_or_false, whole_number
+from envfleet.contract.checks import positive, true_or_false, whole_number
 from envfleet.contract.errors import PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes, Evaluation, fresh_seed, seeds_of_episodes
 from envfleet.contract.infos.table import Info, InfoTable, mask_key
 from envfleet.contract.policy import Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
-from envfleet.policies.action_masks import ActionMasks
+from envfleet.policies.action_masks import ActionMasks, checked_key
 from envfleet.policies.adapting import as_policy
 from envfleet.policies.deterministic import deterministic_act
 from envfleet.policies.seeding import random_numbers_kept
@@ -65,10 +65,10 @@ def evaluate(
     _require_steppable(envs)
     num_episodes, num_recorded = checked_counts(num_episodes, num_recorded, envs.render_mode)
     positive("timeout_s", timeout_s)
-    seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0)
+    seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0, at_most=None)
     seeds = seeds_of_episodes(seed, num_episodes)
     true_or_false("deterministic", deterministic)
-    info_key_or_none("action_mask", action_mask)
+    checked_key(action_mask)
     actor = Actor(as_policy(agent), envs.single_action_space, envs.num_envs, deterministic)
     player = EpisodePlayer(envs, actor, seeds, num_recorded, action_mask)
     deadline = _Deadline(num_episodes, timeout_s)

@@ -67,8 +67,11 @@ class Backend(Protocol):
     def change(self, change: Change) -> None:
         """Have each env apply a change in its next reset, also while it is in flight."""
 
-    def close(self) -> None:
-        """Close the envs and leave nothing behind. May be called twice."""
+    def close(self, terminate: bool = False) -> None:
+        """Close the envs and leave nothing behind. May be called twice.
+
+        Processes whose envs are at work have some seconds to close them; with `terminate` they are killed at once.
+        """
 
     def abandon(self) -> None:
         """In a fork of the owner, right after it: let go of what belongs to the owner. Nothing else is called there."""

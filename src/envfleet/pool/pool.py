@@ -324,15 +324,17 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """The random generator of each env; of envs in other processes, a copy."""
         return self.get_attr("np_random")
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, *, terminate: bool = False, **kwargs: Any) -> None:
         """Close the envs; called by close(). In a fork of the owner this does nothing: the envs are the owner's.
 
         Args:
+            terminate: Kill child processes that are at work, such as those of an env that hangs, at once. Else they
+                have 5 s to end.
             kwargs: Not used; Gymnasium's close() passes its own on.
         """
         self._step_at_once = None
         if os.getpid() == self._owner_pid:
-            self._backend.close()
+            self._backend.close(terminate)
 
     # -- asynchronously --
 

@@ -142,7 +142,7 @@ class SerialBackend:
             episode.switch_autoreset(mode)
         return True
 
-    def close(self) -> None:
+    def close(self, terminate: bool = False) -> None:
         """Close each env. What they raise is suppressed."""
         episodes, self._episodes = self._episodes, []
         for episode in episodes:

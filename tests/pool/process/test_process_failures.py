@@ -190,6 +190,30 @@ def test_closing_does_not_wait_for_a_hung_env(monkeypatch):
     assert not any(is_running(pid) for pid in pids)
 
 
+class MarksItsEnd(ScriptedEnv):
+    def __init__(self, folder, number, **kwargs):
+        super().__init__(**kwargs)
+        self._file = folder / str(number)
+
+    def close(self):
+        self._file.touch()
+
+
+def test_terminating_kills_what_is_at_work_at_once_and_lets_the_others_close(monkeypatch, tmp_path):
+    """A worker that replaces a hung pool does so. (Else this would take longer than a test may.)"""
+    monkeypatch.setattr("envfleet.pool.process.resources.CLOSE_GRACE_S", 600.0)
+    kwargs = [{"folder": tmp_path, "number": number, "sleep_s": 600.0} for number in range(4)]
+    pool = envfleet.make(MarksItsEnd, 4, backend="process", num_workers=4, env_kwargs=kwargs)
+    pool.reset(seed=0)
+    pool.send(acts(Act.GO_ON, Act.GO_ON, Act.SLEEP, Act.GO_ON))
+    with pytest.raises(envfleet.PoolTimeout, match=r"env 2 is in step\(\)"):
+        pool.recv(timeout_s=0.3)
+    pids = pids_of(pool)
+    pool.close(terminate=True)
+    assert not any(is_running(pid) for pid in pids)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "3"]
+
+
 def test_call_to_a_dead_child_is_an_error_and_the_next_one_works():
     with make(on_env_error="restart") as pool:
         pool.reset(seed=0)

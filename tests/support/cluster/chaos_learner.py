@@ -85,6 +85,14 @@ class Memory(threading.Thread):
                 growths.append(max(series[-3:]) - min(series[third : third + 3]))
         return max(growths)
 
+    def least_mb(self):
+        """The least that each process held in each minute of its life, in MB; the head is the first."""
+        return {
+            pid: [min(series[start : start + 60]) // 10**6 for start in range(0, len(series), 60)]
+            for pid, series in self.series.items()
+            if len(series) >= 60
+        }
+
 
 @dataclass
 class Report:
@@ -96,6 +104,7 @@ class Report:
     num_restarts: int = 0
     longest_pause_s: float = 0.0
     growth_bytes: int = 0
+    least_mb: dict = field(default_factory=dict)  # by process, in each minute
     num_versions: int = 0
     blows: dict = field(default_factory=dict)
     wire: dict = field(default_factory=dict)
@@ -137,6 +146,7 @@ class Learner:
         report.num_rows, report.num_env_objects = accounts.num_rows, accounts.num_env_objects
         report.num_restarts = sum(worker.num_restarts for worker in stats.workers)
         report.refused = dict(stats.num_refused)
+        report.least_mb = self._memory.least_mb()
         report.growth_bytes = self._memory.growth_bytes(self._setup.has_payloads)
         report.num_versions = len(self._action_of)
 

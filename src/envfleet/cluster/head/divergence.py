@@ -6,7 +6,7 @@ Pure. Exact where the policy shows its distribution; else estimated from the log
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,12 +40,17 @@ class Probes:
         return arguments if self.action_mask is None else {**arguments, "action_mask": self.action_mask}
 
 
+class UnusableMasks(Exception):
+    """A policy raised when it was given the action masks of a worker."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShownForm:
     """The shapes, without that of the batch, in which a policy shows itself."""
 
     distribution: str | None  # None: it shows none
     state: str
+    action_mask: tuple[int, ...] | None = None  # of the masks that it was given; None: it was given none
 
 
 def probes_of(
@@ -75,16 +80,33 @@ def has_probabilities(part: Collected) -> bool:
     return part.distribution is not None or "log_probs" in part.arrays
 
 
-def form_of(policy: Policy, obs: Any, num_rows: int, action_mask: Array | None = None) -> ShownForm:
-    """What a policy like `policy` shows of itself; `obs` are `num_rows` observations of any kind."""
+def form_of(policy: Policy, probes: Probes, obs: SpaceTree, actions: SpaceTree) -> ShownForm:
+    """What a policy like `policy` shows of itself for these rows; their state is not used, it may be another policy's.
+
+    Raises:
+        UnusableMasks: The policy cannot take the rows' action masks.
+    """
     state: dict[str, Array] = {}
     if isinstance(policy, Recurrent):
-        state = {name: np.asarray(rows) for name, rows in policy.initial_state(num_rows).items()}
-    shown = None
-    if isinstance(policy, ExposesDistribution):
-        masks = {} if action_mask is None else {"action_mask": action_mask}
-        shown = policy.distribution(obs, **({"state": state} if state else {}), **masks)
-    return ShownForm(None if shown is None else _shown_form(shown), _state_form(state))
+        state = {name: np.asarray(rows) for name, rows in policy.initial_state(_num_rows(probes)).items()}
+    arguments = replace(probes, state=state or None).arguments()
+    seen, shown = obs.unflatten(list(probes.obs)), None
+    try:
+        if isinstance(policy, ExposesDistribution):
+            shown = policy.distribution(seen, **arguments)
+        if shown is None and probes.log_probs is not None and probes.action_mask is not None:
+            policy.log_prob(seen, actions.unflatten(list(probes.actions)), **arguments)
+    except Exception as error:
+        if probes.action_mask is None:
+            raise
+        text = f"the learner's policy cannot take its rows with action masks {_mask_shape(probes)}"
+        raise UnusableMasks(f"{text}: {type(error).__name__}: {error}") from error
+    return ShownForm(None if shown is None else _shown_form(shown), _state_form(state), _mask_shape(probes))
+
+
+def has_masks_of(probes: Probes, form: ShownForm) -> bool:
+    """Whether the action masks of these rows have the shape of those that gave `form`."""
+    return _mask_shape(probes) == form.action_mask
 
 
 def difference(probes: Probes, expected: ShownForm) -> str | None:
@@ -178,8 +200,11 @@ def _form(probes: Probes) -> tuple[Any, ...]:
     shown = {} if probes.distribution is None else probes.distribution.arrays()
     kind = None if probes.distribution is None else probes.distribution.kind
     shapes = [(name, rows.shape[1:]) for part in (shown, probes.state or {}) for name, rows in part.items()]
-    mask = None if probes.action_mask is None else probes.action_mask.shape[1:]
-    return probes.log_probs is None, kind, mask, *shapes
+    return probes.log_probs is None, kind, _mask_shape(probes), *shapes
+
+
+def _mask_shape(probes: Probes) -> tuple[int, ...] | None:
+    return None if probes.action_mask is None else probes.action_mask.shape[1:]
 
 
 def _last(probes: Probes, num_rows: int) -> Probes:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from envfleet.cluster.head.divergence import (
     Probes,
     ShownForm,
+    UnusableMasks,
     added,
     difference,
     form_of,
+    has_masks_of,
     has_probabilities,
     measured,
     probes_of,
@@ -142,16 +144,24 @@ class Learner:
 
     def _require_alike(self, probes: Probes, part: Collected) -> None:
         """Refuse probes that cannot be compared: every later measurement would fail."""
-        if self._shown_form is None:
-            num_rows = len(probes.actions[0])
-            obs = self._form.obs.unflatten(list(probes.obs))
-            self._shown_form = form_of(self._present_policy(), obs, num_rows, probes.action_mask)
-        problem = difference(probes, self._shown_form)
+        try:
+            problem = difference(probes, self._form_for(probes))
+        except UnusableMasks as error:
+            self._refuse(part, str(error), error.__cause__)
         if self._has_probabilities and not has_probabilities(part):
             problem = "it has neither log_probs nor a distribution, which others of this policy have"
         if problem is not None:
-            self._head.refuse_answer(part.worker, problem)
-            raise WorkerFailed(f"{self._fleet[part.worker]}: its answer is malformed: {problem}")
+            self._refuse(part, problem)
+
+    def _form_for(self, probes: Probes) -> ShownForm:
+        """What the learner's policy shows of itself, given masks of this shape. Raises UnusableMasks."""
+        if self._shown_form is None or not has_masks_of(probes, self._shown_form):
+            self._shown_form = form_of(self._present_policy(), probes, self._form.obs, self._form.actions)
+        return self._shown_form
+
+    def _refuse(self, part: Collected, problem: str, cause: BaseException | None = None) -> NoReturn:
+        self._head.refuse_answer(part.worker, problem)
+        raise WorkerFailed(f"{self._fleet[part.worker]}: its answer is malformed: {problem}") from cause
 
     def _present_policy(self) -> Policy:
         """The learner's own policy, which shares its weights with the agent."""

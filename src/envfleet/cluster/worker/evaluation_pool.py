@@ -44,11 +44,11 @@ class EvaluationPool:
         self._given: dict[str, list[Any]] = {}  # attributes that the pool has
         self._pool: EnvPool | None = None
 
-    def close(self) -> None:
-        """Close the envs, if any were built."""
+    def close(self, terminate: bool = False) -> None:
+        """Close the envs; `terminate`: kill those that are at work."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.close()
+            pool.close(terminate=terminate)
 
     def play(
         self, order: Evaluate, policy: Policy, between_steps: Callable[[], None], say: Callable[[Any], None]
@@ -77,7 +77,7 @@ class EvaluationPool:
             self.close()  # results of the other envs may be under way
             raise
         except PoolTimeout as error:
-            self.close()
+            self.close(terminate=True)
             raise EvaluationHung(f"an env of the evaluation hung: {error.report}") from None
         return _answer(order, episodes)
 

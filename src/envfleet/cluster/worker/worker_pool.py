@@ -194,7 +194,7 @@ class WorkerPool:
         env_id = error.env_ids[0] if error.env_ids else 0
         self._hung = EnvFailed(text, env_id=env_id)
         self._num_hung += 1
-        self.envs.close()
+        self.envs.close(terminate=True)
         return text
 
     def set_attr(self, name: str, values: list[Any]) -> None:

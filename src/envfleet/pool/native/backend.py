@@ -236,7 +236,7 @@ class NativeBackend:
             self._pool.set_generator(env_id, generator, False)
             self._restored.add(env_id)
 
-    def close(self) -> None:
+    def close(self, terminate: bool = False) -> None:
         """End the helper threads, and close Gymnasium's env, if one was built to draw."""
         if not self._pool.close(CLOSE_WAIT_S):
             logger.warning("a helper thread did not stop after %g s%s", CLOSE_WAIT_S, self._under_way())

@@ -159,8 +159,9 @@ class ProcessBackend:
         self._arrays.autoreset = mode
         return True
 
-    def close(self) -> None:
+    def close(self, terminate: bool = False) -> None:
         """End all processes and close the memory files."""
+        self._resources.kills_busy = terminate
         self._finalizer()
 
     def abandon(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import weakref
 
 from envfleet._native import core
 from envfleet.pool.process.shared_arrays import MemoryFiles
-from envfleet.pool.process.spawner import Spawner
+from envfleet.pool.process.spawner import Signal, Spawner
 
 CLOSE_GRACE_S = 5.0  # for envs to close themselves
 
@@ -21,6 +22,7 @@ class ProcessResources:
         self.spawner = Spawner(files.all())
         self.task_queues: core.SharedTaskQueues | None = None
         self.num_children = 0
+        self.kills_busy = False  # children that are at work get no time to close their envs
         self._owner_pid = os.getpid()
         _all_resources.add(self)
 
@@ -33,6 +35,9 @@ class ProcessResources:
             grace_s = CLOSE_GRACE_S
             for child in range(self.num_children):
                 self.task_queues.post_stop(child)
+            if self.kills_busy:
+                for child in {self.task_queues.child_of(env_id) for env_id in self.task_queues.busy_env_ids()}:
+                    self.spawner.tell(Signal(child, signal.SIGKILL))
         self.spawner.close(grace_s)
         self.files.close()
 

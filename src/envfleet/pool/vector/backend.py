@@ -204,7 +204,7 @@ class VectorBackend:
         """See Backend. Never called."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self, terminate: bool = False) -> None:
         """Close the vector env of the other library."""
         close_vector(self._vector.env)
 

@@ -27,6 +27,8 @@ from envfleet.pool.foreign_envs import hint
 Rows = tuple[Any, InfoTable]  # observations and infos
 StepRows = tuple[Any, Any, Any, Any, InfoTable]
 
+TERMINATE_WAIT_S = 5.0  # for a process of a vector env that could not be closed
+
 LARGEST_SEED = 2**31  # EnvPool and ale-py have seeds of 31 bits: larger ones are taken modulo this
 
 _NOT_INFOS = ("env_id", "players")  # in which EnvPool and ale-py say which env a row belongs to
@@ -227,17 +229,41 @@ def require_drawing(env: Any) -> None:
 
 def close_vector(env: Any) -> None:
     """Close it, whatever happens; child processes that do not end by themselves are ended."""
+    inner = getattr(env, "unwrapped", None)
     try:
         if not getattr(env, "closed", False):
             env.close()
     except Exception:
-        inner = getattr(env, "unwrapped", None)
         for process in getattr(inner, "processes", ()):
             with contextlib.suppress(Exception):
-                process.terminate()
-                process.join()
+                _end(process)
         if inner is not None:
             inner.closed = True  # or it would be closed again when it is collected
+    if isinstance(inner, AsyncVectorEnv):
+        _let_go(inner)
+
+
+def _end(process: Any) -> None:
+    process.terminate()
+    process.join(TERMINATE_WAIT_S)
+    if process.is_alive():
+        process.kill()
+        process.join(TERMINATE_WAIT_S)
+
+
+def _let_go(env: AsyncVectorEnv) -> None:
+    """Close the files that a closed AsyncVectorEnv keeps until it is collected.
+
+    These are two for each process and two of its queue; if close() raised, its pipes too. A traceback, which somebody
+    keeps, would keep them open.
+    """
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    for process in env.processes:
+        with contextlib.suppress(ValueError):  # it does not end
+            process.close()
+    env.error_queue = None
 
 
 def _mode_of(env: Any, num_envs: int) -> Autoreset:

@@ -263,6 +263,50 @@ def test_a_probe_of_another_form_costs_that_answer_only(wrong, words):
         assert envs.stats().num_refused == {"malformed": 1}
 
 
+class Masked(Agent):
+    """Shows how likely its actions are under the masks, which must fit."""
+
+    def log_prob(self, obs, actions, action_mask=None):
+        allowed = np.ones((len(obs), 3)) * action_mask
+        return np.log(allowed[np.arange(len(obs)), actions] / allowed.sum(1)).astype(np.float32)
+
+
+class MaskedShown(Masked):
+    def distribution(self, obs, action_mask=None):
+        return Categorical(np.zeros((len(obs), 3)) + np.where(action_mask, 0.0, -1e9))
+
+
+def masked(*shape, is_shown=False):
+    def change(arrays):
+        arrays["action_mask"] = np.ones((T, N, *shape), np.bool_)
+        arrays["log_probs"] = np.full((T, N), -np.log(3), np.float32)
+        arrays.update({"probe.logits": np.zeros((T * N, 3))} if is_shown else {})
+
+    return changed(change, distribution="categorical" if is_shown else None)
+
+
+@pytest.mark.parametrize("kind", [Masked, MaskedShown])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_action_masks_that_the_policy_cannot_take_cost_that_answer_only(kind, is_first):
+    is_shown = kind is MaskedShown
+    good, wrong = masked(3, is_shown=is_shown), masked(5, is_shown=is_shown)
+    agent, answers = kind(), Answers(*([wrong, good] if is_first else [good, wrong]), *[good] * 3)
+    with cluster(answers, sync=APS(num_probes=T * N)) as envs:
+
+        def rollout():
+            agent.weights = {"action": agent.weights["action"] + 1}
+            assert envs.rollout(agent, T, action_mask="mask").action_masks.shape == (T, N, 3)
+
+        if not is_first:
+            rollout()
+        with pytest.raises(WorkerFailed, match=r"worker 0 .*malformed: .* with action masks \(5,\): ValueError"):
+            envs.rollout(agent, T, action_mask="mask")
+        for _ in range(3):
+            rollout()
+        assert envs.stats().num_measurements > 0
+        assert envs.stats().num_refused == {"malformed": 1}
+
+
 class Picky(Agent):
     def log_prob(self, obs, actions):
         if np.isnan(obs).any():
