@@ -36,6 +36,9 @@ def gae(
 
     Returns:
         Advantages and returns, each [T, N], with the dtype of `values` on the device of `values`.
+
+    Raises:
+        UsageError: shapes or devices differ, or T is 0.
     """
     with torch.no_grad():
         following, goes_on = _following_values(rewards, values, next_values, terminated, truncated, final_values)
@@ -66,8 +69,13 @@ def vtrace(
     Returns:
         Targets of the values and advantages for the policy gradient, each [T, N], with the dtype of `values` on the
         device of `values`.
+
+    Raises:
+        UsageError: shapes or devices differ, or T is 0.
     """
-    require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
+    log_probs = {"behaviour_log_probs": behaviour_log_probs, "target_log_probs": target_log_probs}
+    require_shapes(rewards, **log_probs)
+    _require_device("rewards", rewards, **log_probs)
     with torch.no_grad():
         following, goes_on = _following_values(rewards, values, next_values, terminated, truncated, final_values)
         rewards = rewards.to(values.dtype)
@@ -109,7 +117,7 @@ def ppo_decoupled_loss(
         The mean over all rows, to be minimized.
 
     Raises:
-        UsageError: shapes differ.
+        UsageError: shapes or devices differ.
     """
     for name, tensor in (
         ("start_log_probs", start_log_probs),
@@ -118,6 +126,7 @@ def ppo_decoupled_loss(
     ):
         if tensor.shape != log_probs.shape:
             raise UsageError(f"{name} must have the shape of log_probs, {_shape(log_probs)}; got {_shape(tensor)}")
+        _require_device("log_probs", log_probs, **{name: tensor})
     with torch.no_grad():
         weights = (start_log_probs - behaviour_log_probs).exp().clamp(max=max_weight)
         weighted = weights * advantages
@@ -142,10 +151,20 @@ def _following_values(
     """The value of what follows each step within its episode, and where the episode goes on."""
     flags = {"terminated": terminated, "truncated": truncated}
     require_shapes(rewards, next_values, values=values, **flags, final_values=final_values)
+    _require_device("rewards", rewards, next_values=next_values, values=values, **flags, final_values=final_values)
     terminated, truncated = terminated.bool(), truncated.bool()
     following = torch.cat([values[1:], next_values.to(values.dtype)[None]])
     following = torch.where(truncated, final_values.to(values.dtype), following)
     return following.masked_fill(terminated, 0.0), ~(terminated | truncated)
+
+
+def _require_device(name: str, expected: Tensor, **tensors: Tensor) -> None:
+    for each, tensor in tensors.items():
+        if tensor.device != expected.device:
+            raise UsageError(
+                f"{each} must be on the device of {name}, {expected.device}; it is on {tensor.device}: "
+                f"rollout.to_torch(device) brings a rollout there"
+            )
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from tests.support.agents import numpy_agents
 torch = pytest.importorskip("torch")
 
 from tests.support.agents import torch_agents as agents  # noqa: E402  # needs torch
+from tests.support.agents.forward_agents import ForwardAgent, ForwardGaussian  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,9 @@ def _cases():
     return {
         "discrete": PolicyCase(agents.DiscreteAgent(), OBS, DISCRETE),
         "traced": PolicyCase(TorchPolicy(agents.DiscreteAgent(), traced=True), OBS, DISCRETE),
+        "forward": PolicyCase(ForwardAgent(num_actions=3), OBS, DISCRETE),
+        "traced forward": PolicyCase(TorchPolicy(ForwardAgent(num_actions=3), traced=True), OBS, DISCRETE),
+        "forward continuous": PolicyCase(ForwardGaussian(), OBS, UNBOUNDED),
         "continuous": PolicyCase(agents.ContinuousAgent(), OBS, UNBOUNDED),
         "multi-discrete": PolicyCase(agents.MultiDiscreteAgent(), OBS, MULTI_DISCRETE),
         "multi-binary": PolicyCase(agents.MultiBinaryAgent(), OBS, MULTI_BINARY),
@@ -194,6 +198,17 @@ class Rounds(TorchPolicy):
         }
 
 
+class LosesWeights(TorchPolicy):
+    """Begins anew on its device."""
+
+    def __reduce__(self):
+        return LosesWeights, (self.module,)
+
+    def to_device(self, device):
+        super().to_device(device)
+        self.module.actor.reset_parameters()
+
+
 class Keeps(FunctionPolicy):
     """Keeps the arrays of the message."""
 
@@ -261,6 +276,7 @@ WRONG = {
         (FunctionPolicy(_random_act, _random_log_prob, act_deterministically=_depends_on_other_rows), OBS, DISCRETE),
         (LeastLikely(), OBS, DISCRETE),
     ],
+    "moving_to_a_device_keeps_what_it_is": [(LosesWeights(agents.DiscreteAgent()), OBS, DISCRETE)],
 }
 
 
