@@ -59,7 +59,15 @@ class SetAttr(NamedTuple):
     values: dict[int, Any]  # by env id
 
 
-Request = Call | SetAttr
+class OnEpisodes(NamedTuple):
+    """Parent -> child: call a method of GuardedEpisode for those of your envs that have arguments here; for all of them,
+    also after one has failed."""
+
+    name: str
+    arguments: dict[int, tuple[Any, ...]]  # by env id
+
+
+Request = Call | SetAttr | OnEpisodes
 
 
 class FirstReply(NamedTuple):
@@ -138,7 +146,7 @@ class ChildProcess:
             task_queues = SharedArrays.task_queues_alone(files, shape)
             task_queues.start_child(child)
             env = builds[0]()
-            traits = traits_of(env)
+            traits = traits_of(env, start.config.env_states)
             reply = FirstReply.of(traits)
             traits = reply.traits
             channel.put(Windows.traits, tuple(reply))
@@ -351,15 +359,23 @@ class ChildProcess:
 
     def _answer(self, request: Request) -> None:
         answers: dict[int, Any] = {}  # by env id
+        failures: list[Failure] = []
         for env_id, episode in self._episodes.items():
             try:
                 if isinstance(request, Call):
                     if env_id in request.env_ids:
                         answers[env_id] = value_of(episode.env, request.name, request.args, request.kwargs)
+                elif isinstance(request, OnEpisodes):
+                    if env_id in request.arguments:
+                        answers[env_id] = getattr(episode, request.name)(*request.arguments[env_id])
                 elif env_id in request.values:
                     set_attribute(episode.env, request.name, request.values[env_id])
             except BaseException as error:
-                return self._reply(Failure.of(env_id, error))
+                failures.append(Failure.of(env_id, error))
+                if not isinstance(request, OnEpisodes):
+                    break
+        if failures:
+            return self._reply(failures[0])
         try:
             self._reply(list(answers.values()))
         except FileClosed:
