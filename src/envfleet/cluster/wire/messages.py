@@ -24,7 +24,7 @@ from envfleet.contract.live_changes import ChangeKind
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -184,7 +184,7 @@ class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
 
 
 class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
-    """Answer to Call, SetAttr and ChangeEnvs: a value for each env; nil if there is none."""
+    """Answer to Call, SetAttr, ChangeEnvs, GetState and SetState: a value for each env; nil if there is none."""
 
     order: int
     values: Unread  # as values_wire has it, a list
@@ -350,6 +350,24 @@ class SetAttr(msgspec.Struct, frozen=True, kw_only=True, tag="set_attr"):
     values: Any  # a list with one for each env
 
 
+class GetState(msgspec.Struct, frozen=True, kw_only=True, tag="get_state"):
+    """Save the states of all envs, or of some; the values of the others are nil."""
+
+    order: int = 0
+    accepted: int = 0
+    env_ids: list[int]  # in this worker's pool
+
+
+class SetState(msgspec.Struct, frozen=True, kw_only=True, tag="set_state"):
+    """Put envs back into saved states. Without states: say whether such ones would fit."""
+
+    order: int = 0
+    accepted: int = 0
+    env_ids: list[int]  # in this worker's pool
+    env_names: list[str]  # `EnvState.env_name`, one for each
+    states: Any = None  # a list of states, one for each, as cluster/wire/states.py has them
+
+
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Do not carry out orders up to `through`, nor those in `others`; answer each with OrderCancelled."""
 
@@ -419,6 +437,8 @@ FromHead = (
     | Collect
     | Call
     | SetAttr
+    | GetState
+    | SetState
     | ChangeEnvs
     | Evaluate
     | Cancel
@@ -429,13 +449,15 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs | Evaluate
+OrderMessage = Reset | Step | Collect | Call | SetAttr | GetState | SetState | ChangeEnvs | Evaluate
 ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Reset: RowsReady,
     Step: RowsReady,
     Collect: RolloutReady,
     Call: ValuesReady,
     SetAttr: ValuesReady,
+    GetState: ValuesReady,
+    SetState: ValuesReady,
     ChangeEnvs: ValuesReady,
     Evaluate: EvaluationReady,
 }

@@ -25,6 +25,7 @@ from envfleet.cluster.wire.messages import (
     Collect,
     Evaluate,
     EvaluationReady,
+    GetState,
     NotReady,
     OrderCancelled,
     OrderFailed,
@@ -32,6 +33,7 @@ from envfleet.cluster.wire.messages import (
     Reset,
     RolloutReady,
     SetAttr,
+    SetState,
     Step,
     ValuesReady,
     Welcome,
@@ -39,6 +41,7 @@ from envfleet.cluster.wire.messages import (
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
 from envfleet.cluster.wire.rollouts import named
 from envfleet.cluster.wire.spaces import describe_space
+from envfleet.cluster.wire.states import states_to_plain
 from envfleet.cluster.worker.evaluation_pool import EvaluationHung, EvaluationPool
 from envfleet.cluster.worker.first_ready import FirstReadyCollector
 from envfleet.cluster.worker.keys import take_keys
@@ -145,6 +148,11 @@ class Worker:
             link.answer(ValuesReady(order=order.order, values=plain))
         elif isinstance(order, SetAttr):
             self._pool.set_attr(order.name, from_plain(order.values))
+            link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+        elif isinstance(order, GetState):
+            link.answer(ValuesReady(order=order.order, values=states_to_plain(self._pool.get_state(order.env_ids))))
+        elif isinstance(order, SetState):
+            self._pool.set_state(order)
             link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
