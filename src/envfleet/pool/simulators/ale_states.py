@@ -8,9 +8,11 @@ that all of them were sticky with a chance of less than NEVER.
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 NEVER = 1e-12
+LEAST_FRAMES = 240  # a clone takes as long as a frame; so it costs less than 0.5 % of the emulation
 
 # For ale_py's own env; ours has a saver.
 WHY_NOT_STICKY = (
@@ -26,7 +28,9 @@ class AleSaver:
         """Save `ale`; begin() says when a game starts, pressed() when a button was pressed."""
         self._ale = ale
         chance = repeat_action_probability
-        self._least_frames = 0 if chance == 0.0 else math.ceil(math.log(NEVER) / math.log(chance))
+        self._least_frames = 0
+        if chance > 0.0:
+            self._least_frames = max(LEAST_FRAMES, math.ceil(math.log(NEVER) / math.log(chance)))
         self._presses: list[tuple[int, int]] = []  # since `_base`: the button, and the number of the last frame
         self._base: Any = None  # a clone; None: no frame is sticky, so a clone is enough at any time
         self._next_base: Any = None  # a later one, which is not old enough
@@ -52,14 +56,14 @@ class AleSaver:
     def save(self) -> tuple[bytes, list[tuple[int, int]]]:
         """The state, in plain values."""
         base = self._base if self._least_frames else self._ale.cloneState(include_rng=True)
-        return base.serialize(), list(self._presses)
+        return zlib.compress(base.serialize(), 1), list(self._presses)
 
     def restore(self, base: bytes, presses: list[tuple[int, int]]) -> None:
         """Put ALE, with the same game, into a state that save() gave."""
         ale = self._ale
         if self._least_frames:
             ale.reset_game()  # so that no action is repeated
-        restore_clone(ale, base)
+        restore_clone(ale, zlib.decompress(base))
         self.begin()
         for button, last_frame in presses:
             while ale.getFrameNumber() < last_frame:
