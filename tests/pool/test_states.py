@@ -74,6 +74,7 @@ def test_an_asynchronous_pool_goes_on_from_states(backend):
         first = envs.step_all(np.array([1, 2, 3, 1]))
         envs.set_state(saved)
         require_equal(envs.step_all(np.array([1, 2, 3, 1])), first)
+        require_equal(envs.observations(), first[0])
         envs.set_state(saved)
         envs.send(np.array([1, 2, 3, 1]), np.arange(4))
         with pytest.raises(envfleet.EnvBusy):
@@ -115,6 +116,10 @@ def test_an_env_without_a_hook_is_refused_and_told_both_remedies(backend):
             envs.get_state()
         with pytest.raises(NotReset):
             envs.observations()
+        envs.reset(seed=0)
+        saved = envs.get_state([0])
+    with pool(SavingEnv, backend) as envs, pytest.raises(NotReset, match="must restore all envs"):
+        envs.set_state(saved, [0])
 
 
 def test_what_pickles_by_its_arguments_alone_is_refused():

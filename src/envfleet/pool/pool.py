@@ -557,6 +557,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         Raises:
             UsageError: The envs cannot be saved, a state is of another kind of env, or the number of states is wrong;
                 no state was restored.
+            NotReset: The envs were never reset, and some of them are to be restored.
             EnvBusy: Results are to come: receive them first.
             EnvFailed: The `set_state()` of an env raised. This env must be reset; the others are restored.
             PoolTimeout: No answer after `timeout_s`.
@@ -564,6 +565,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         states = list(states)
         self.require_fitting([each.env_name for each in states], env_ids)
         ids = self._env_ids_with_states(env_ids, "restore their states")
+        if not self._was_reset and len(ids) < self.num_envs:
+            raise NotReset("the first set_state() must restore all envs; or call reset() first")
         try:
             self._asked(self._backend.set_state, ids, states)
         except UsageError:
