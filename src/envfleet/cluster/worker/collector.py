@@ -119,7 +119,7 @@ class Collector:
         self._episodes.restored(running)
         self._masks.restored(running)
         if self._memory is not None:
-            self._memory.forget(np.array(list(running)))
+            self._memory.forget(np.array(list(running), np.intp))
 
     def _memory_of(self, policy: Policy) -> PolicyState:
         if self._memory is None or self._memory.policy is not policy:

@@ -123,7 +123,7 @@ class FirstReadyCollector:
         self._masks.restored(running)
         self._stream, self._columns = 0, None
         if self._memory is not None:
-            self._memory.forget(np.array(list(running)))
+            self._memory.forget(np.array(list(running), np.intp))
 
     # -- inside --
 
