@@ -603,9 +603,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def set_state(self, states: Sequence[EnvState], env_ids: ArrayLike | None = None) -> None:
         """Put all envs, or some, back into saved states; steps and rollouts go on from there.
 
-        After all envs were restored `step(actions)` needs no reset(). A rollout goes on with the running episodes, their
-        returns and lengths included if the state was saved between two rollouts; it resets envs whose episodes had
-        ended first. A recurrent policy begins with its initial state.
+        After all envs were restored `step(actions)` needs no reset(). A rollout goes on with the running episodes,
+        their returns and lengths included if the state was saved between two rollouts; it resets envs whose episodes
+        had ended first. A recurrent policy begins with its initial state.
 
         Args:
             states: What get_state() gave, of this cluster, another one, or a pool: a state for each of these envs.

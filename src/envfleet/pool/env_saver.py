@@ -62,7 +62,9 @@ class EnvSaver:
         inner = self._layers[-1 if self._hook is None else self._hook.place]
         if self._hook is None:
             _require_pickle(inner, self._layers, how)
-        self._wrappers = [each for each in self._layers if not isinstance(each, PassiveEnvChecker)]  # env 0 alone has it
+        self._wrappers = [
+            each for each in self._layers if not isinstance(each, PassiveEnvChecker)
+        ]  # env 0 alone has it
         del self._wrappers[self._wrappers.index(inner) :]
         around = ", ".join(type(each).__name__ for each in reversed(self._wrappers))
         which = getattr(inner, "state_name", None)  # of envs that are alike in their class only
@@ -80,8 +82,8 @@ class EnvSaver:
                 return bytes(cloudpickle.dumps(self._env, protocol=pickle.HIGHEST_PROTOCOL))
             except Exception as error:
                 raise UsageError(
-                    f"{self.name}: the env cannot be pickled ({type(error).__name__}: {error}): give it get_state() and "
-                    "set_state(state)"
+                    f"{self.name}: the env cannot be pickled ({type(error).__name__}: {error}): give it get_state() "
+                    "and set_state(state)"
                 ) from error
         wrappers = [_state_of_wrapper(each) for each in self._wrappers]
         saved = self._hook.get(), wrappers
@@ -89,7 +91,9 @@ class EnvSaver:
         try:
             return pickle.dumps((random, self._pickled(saved)), protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
-            raise UsageError(f"{self._unpicklable(saved)} cannot be pickled: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"{self._unpicklable(saved)} cannot be pickled: {type(error).__name__}: {error}"
+            ) from error
 
     def restore(self, saved: bytes) -> Env:
         """Put the env back into a state that save() gave, of an env of the same name. May raise anything.
@@ -237,7 +241,9 @@ def _why_hook_does_not_count(env: Env) -> str:
     has = [name for name in ("get_state", "set_state") if _has(env, name)]
     if not has:
         return "it has no get_state() and set_state(state) of its own"
-    return f"its {' and '.join(has)} must be a pair: get_state() without arguments, set_state(state) with what it returned"
+    return (
+        f"its {' and '.join(has)} must be a pair: get_state() without arguments, set_state(state) with what it returned"
+    )
 
 
 # -- wrappers --

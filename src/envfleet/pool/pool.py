@@ -523,8 +523,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def get_state(self, env_ids: ArrayLike | None = None) -> list[EnvState]:
         """Save the states of all envs, or of some.
 
-        Native envs and Atari games can be saved as they are. A Python env needs `get_state()` and `set_state(state)`, or
-        a pool with `env_states="pickle"`.
+        Native envs and Atari games can be saved as they are. A Python env needs `get_state()` and `set_state(state)`,
+        or a pool with `env_states="pickle"`.
 
         Args:
             env_ids: Indices of some envs, in any order; None: all.

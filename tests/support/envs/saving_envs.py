@@ -1,4 +1,4 @@
-"""Envs whose states can be saved, in several ways, or not. Workers and child processes import this module by its name."""
+"""Envs whose states can be saved, in several ways, or not. Workers and children import this module by its name."""
 
 from __future__ import annotations
 

@@ -51,6 +51,14 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    def is_for(self, env_id: int) -> bool:
+        """Is this env meant?"""
+        return env_id in self.env_ids
+
+    def answer(self, env_id: int, episode: GuardedEpisode) -> Any:
+        """What the method returns."""
+        return value_of(episode.env, self.name, self.args, self.kwargs)
+
 
 class SetAttr(NamedTuple):
     """Parent -> child: set an attribute of those of your envs that have a value here."""
@@ -58,13 +66,31 @@ class SetAttr(NamedTuple):
     name: str
     values: dict[int, Any]  # by env id
 
+    def is_for(self, env_id: int) -> bool:
+        """Is this env meant?"""
+        return env_id in self.values
+
+    def answer(self, env_id: int, episode: GuardedEpisode) -> None:
+        """Nothing."""
+        set_attribute(episode.env, self.name, self.values[env_id])
+
 
 class OnEpisodes(NamedTuple):
-    """Parent -> child: call a method of GuardedEpisode for those of your envs that have arguments here; for all of them,
-    also after one has failed."""
+    """Parent -> child: call a method of GuardedEpisode for those of your envs that have arguments here.
+
+    For all of them, also after one has failed.
+    """
 
     name: str
     arguments: dict[int, tuple[Any, ...]]  # by env id
+
+    def is_for(self, env_id: int) -> bool:
+        """Is this env meant?"""
+        return env_id in self.arguments
+
+    def answer(self, env_id: int, episode: GuardedEpisode) -> Any:
+        """What the method returns."""
+        return getattr(episode, self.name)(*self.arguments[env_id])
 
 
 Request = Call | SetAttr | OnEpisodes
@@ -362,14 +388,8 @@ class ChildProcess:
         failures: list[Failure] = []
         for env_id, episode in self._episodes.items():
             try:
-                if isinstance(request, Call):
-                    if env_id in request.env_ids:
-                        answers[env_id] = value_of(episode.env, request.name, request.args, request.kwargs)
-                elif isinstance(request, OnEpisodes):
-                    if env_id in request.arguments:
-                        answers[env_id] = getattr(episode, request.name)(*request.arguments[env_id])
-                elif env_id in request.values:
-                    set_attribute(episode.env, request.name, request.values[env_id])
+                if request.is_for(env_id):
+                    answers[env_id] = request.answer(env_id, episode)
             except BaseException as error:
                 failures.append(Failure.of(env_id, error))
                 if not isinstance(request, OnEpisodes):
