@@ -2,6 +2,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bind/images.h"
 #include "bind/python.h"
@@ -76,6 +77,19 @@ class FramePlayer {
 
   void write_image(nb::handle image) { screen_.write_image(bytes_of(image, screen_.image_bytes(), "the image", true)); }
 
+  /// What lasts from step to step, besides the emulator: lives, and the screen that the last one of an episode is laid
+  /// over.
+  nb::tuple get_state() const {
+    const std::vector<std::uint8_t>& shown = screen_.shown();
+    return nb::make_tuple(lives_, nb::bytes(shown.data(), shown.size()));
+  }
+
+  void set_state(long lives, nb::bytes shown) {
+    if (shown.size() != screen_.shown().size()) throw nb::value_error("the state of a player with another screen");
+    screen_.set_shown(static_cast<const std::uint8_t*>(shown.data()));
+    lives_ = lives;
+  }
+
  private:
   /// Read the present screen, and learn the colours that are new.
   void look(Buffer& buffer, PaletteScreen::Part part) {
@@ -113,7 +127,9 @@ void bind_frame_player(nb::module_& m) {
       .def("__init__", &init, "emulator"_a, "screen"_a, "image"_a, "is_grey"_a, "num_frames"_a, "lives_count"_a)
       .def("play", &FramePlayer::play)
       .def("start", &FramePlayer::start)
-      .def("write_image", &FramePlayer::write_image);
+      .def("write_image", &FramePlayer::write_image)
+      .def("get_state", &FramePlayer::get_state)
+      .def("set_state", &FramePlayer::set_state, "lives"_a, "shown"_a);
 }
 
 }  // namespace envfleet

@@ -68,6 +68,12 @@ void PaletteScreen::add(const std::uint8_t* indices) {
   shows_last_ = false;
 }
 
+void PaletteScreen::set_shown(const std::uint8_t* colours) {
+  std::memcpy(shown_.data(), colours, shown_.size());
+  std::fill(row_changed_.begin(), row_changed_.end(), std::uint8_t{1});
+  shows_last_ = false;
+}
+
 void PaletteScreen::write_image(std::uint8_t* image) {
   resize_.run(shown_.data(), row_changed_.data(), image_.data());
   std::fill(row_changed_.begin(), row_changed_.end(), std::uint8_t{0});

@@ -39,6 +39,12 @@ class PaletteScreen {
   /// What is shown, as an image of [height, width, channels].
   void write_image(std::uint8_t* image);
 
+  /// What is shown, as large as the screen: [height, width, channels].
+  const std::vector<std::uint8_t>& shown() const { return shown_; }
+
+  /// Show what shown() gave, of this screen or of another one of the same size.
+  void set_shown(const std::uint8_t* colours);
+
  private:
   static constexpr std::uint32_t kUnknown = 1u << 31;
 

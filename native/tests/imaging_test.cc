@@ -119,12 +119,40 @@ void a_screen_seen_before_gives_the_same_image() {
   }
 }
 
+void what_was_shown_can_be_shown_elsewhere() {
+  const ImageSize size{30, 24}, small{13, 11};
+  const Bytes first = noise(30 * 24, 1), second = noise(30 * 24, 2);
+  Bytes colours(30 * 24);
+  PaletteScreen screen(size, small, 1);
+  for (int index = 0; index < 256; ++index) {  // the colour of an index is the same everywhere
+    Bytes one(30 * 24, static_cast<std::uint8_t>(index));
+    std::fill(colours.begin(), colours.end(), static_cast<std::uint8_t>(255 - index));
+    screen.learn(one.data(), colours.data());
+  }
+  PaletteScreen other = screen;
+  Bytes expected(13 * 11), got(13 * 11);
+  look_and_show(screen, first, second);
+  screen.write_image(expected.data());
+  look_and_show(other, second, second);
+  other.write_image(got.data());
+  CHECK(expected != got);
+  other.set_shown(screen.shown().data());
+  other.write_image(got.data());
+  CHECK(expected == got);
+  screen.add(second.data());
+  other.add(second.data());
+  look_and_show(screen, second, first);  // after both: nothing is taken for what was shown before
+  look_and_show(other, second, first);
+  CHECK(screen.shown() == other.shown());
+}
+
 }  // namespace
 
 std::vector<Test> imaging_tests() {
   return {{"imaging: resize gives means", resize_gives_means},
           {"imaging: rows that did not change stay", rows_that_did_not_change_stay},
-          {"imaging: a screen seen before gives the same image", a_screen_seen_before_gives_the_same_image}};
+          {"imaging: a screen seen before gives the same image", a_screen_seen_before_gives_the_same_image},
+          {"imaging: what was shown can be shown elsewhere", what_was_shown_can_be_shown_elsewhere}};
 }
 
 }  // namespace envfleet::test

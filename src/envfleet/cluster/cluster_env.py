@@ -43,6 +43,7 @@ from envfleet.contract.pool_config import BackendName, PoolConfig, PoolSettings
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.settings import names_checked, settings_of
 from envfleet.contract.spec import EnvKwargs, EnvSpec
+from envfleet.contract.state import EnvState
 from envfleet.contract.stats import RunStats
 from envfleet.launchers.launcher import Launcher
 from envfleet.launchers.local import Local
@@ -585,6 +586,51 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         return self._changing.set_reset_options(options)
+
+    # -- saving and restoring --
+
+    def get_state(self, env_ids: ArrayLike | None = None) -> list[EnvState]:
+        """Save the states of all envs, or of some; see `EnvPool.get_state`.
+
+        Args:
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Returns:
+            A state for each of these envs. An env that is put back into it repeats its trajectory, bit for bit.
+
+        Raises:
+            UsageError: The envs cannot be saved, or `env_ids` is wrong.
+            NotReset: The envs were never reset.
+            EnvBusy: Workers have results to come, a rollout is not finished, or a stream runs.
+            EnvFailed: The `get_state()` of an env raised.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`.
+        """
+        self._require_idle("save the states of envs")
+        ids = range(self.num_envs) if env_ids is None else some_env_ids(env_ids, self.num_envs)
+        return self._calling.get_state(ids)
+
+    def set_state(self, states: Sequence[EnvState], env_ids: ArrayLike | None = None) -> None:
+        """Put all envs, or some, back into saved states; steps and rollouts go on from there.
+
+        After all envs were restored `step(actions)` needs no reset(). A rollout goes on with the running episodes,
+        their returns and lengths included if the state was saved between two rollouts; it resets envs whose episodes
+        had ended first. A recurrent policy begins with its initial state.
+
+        Args:
+            states: What get_state() gave, of this cluster, another one, or a pool: a state for each of these envs.
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Raises:
+            UsageError: The envs cannot be saved, a state is of another kind of env, or the number of states is wrong;
+                no state was restored.
+            EnvBusy: Workers have results to come, a rollout is not finished, or a stream runs.
+            EnvFailed: The `set_state()` of an env raised. All envs of its worker must be reset.
+            ClusterTimeout: Not all workers have answered after `timing.timeout_s`.
+        """
+        self._require_idle("restore the states of envs")
+        ids = range(self.num_envs) if env_ids is None else some_env_ids(env_ids, self.num_envs)
+        self._calling.set_state(ids, list(states))
+        self._stepping.restored(self._autoreset.value, is_all=len(ids) == self.num_envs)
 
     def evaluate(
         self,

@@ -65,6 +65,12 @@ class Stepping:
         """See Activity. Rows are no longer what they were: all envs must be reset."""
         self.drop()
 
+    def restored(self, autoreset: str, is_all: bool) -> None:
+        """Envs were put back into saved states: if all were, or were reset before, steps go on from there."""
+        if is_all or self.was_reset:
+            self._run.begin(self)
+            self._autoreset, self.was_reset = autoreset, True
+
     def send_reset(
         self, autoreset: str, seeds: list[int | None], options: Any, mask: Array | None, is_whole: bool
     ) -> None:

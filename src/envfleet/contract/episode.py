@@ -62,6 +62,7 @@ class Episode:
     autoreset: Autoreset
     last_obs: Any  # before the first reset: an observation of zeros
     ended: bool = True
+    num_steps: int = 0  # since the last reset
     next_seed: int | None = None  # for the next reset without a seed of its own: the env is new and unseeded
     check_obs: Callable[[Any], None] = _any_obs  # raises for an observation that cannot be used
     changes: EnvChanges = field(default_factory=lambda: LiveChanges().of_new_env())
@@ -88,6 +89,7 @@ class Episode:
         self.last_obs = obs
         self.next_seed = None
         self.ended = False
+        self.num_steps = 0
         return Transition(obs, 0.0, False, False, self.changes.told(info))
 
     def step(self, action: Any) -> Transition:
@@ -113,6 +115,7 @@ class Episode:
         obs, reward, terminated, truncated, info = step_result(self.env.step(action))
         self.check_obs(obs)
         self.last_obs = obs
+        self.num_steps += 1
         transition = Transition(obs, reward, terminated, truncated, info)
         return self._end(transition) if terminated or truncated else transition
 

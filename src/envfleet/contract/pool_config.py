@@ -15,6 +15,7 @@ BackendName = Literal["auto", "native", "process", "serial", "vector"]
 BACKENDS: tuple[str, ...] = get_args(BackendName)
 ObservationMode = Literal["same", "different"]
 OnEnvError = Literal["raise", "restart"]
+EnvStates = Literal["own", "pickle"]
 
 
 MOST_RESTARTS = 2**31 - 1  # fits every message and the C++ core
@@ -36,6 +37,8 @@ class PoolSettings:
         max_env_restarts: With "restart": number of failures of an env, without a finished episode between them, after
             which EnvFailed is raised all the same; default 10.
         timeout_s: Seconds that a wait for results lasts before PoolTimeout; default 60.
+        env_states: How `get_state()` saves a Python env. "own" (default): by the env's own `get_state()` and
+            `set_state(state)`. "pickle": an env without these is pickled whole.
     """
 
     num_workers: int | None = None  # processes, or threads of native envs; None: one for each CPU it may use
@@ -43,6 +46,7 @@ class PoolSettings:
     on_env_error: OnEnvError = "raise"  # "restart": the row of an env that fails is truncated, and it is built anew
     max_env_restarts: int = 10  # with "restart": failures of an env without a finished episode before EnvFailed
     timeout_s: float = 60.0  # seconds that a wait for results lasts before PoolTimeout
+    env_states: EnvStates = "own"  # how Python envs are saved: by their own get_state(); "pickle": else pickled whole
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -55,6 +59,8 @@ class PoolSettings:
             true_or_false("pin_workers", self.pin_workers, " or None")
         whole_number("max_env_restarts", self.max_env_restarts, 0 if self.env_restarts is None else 1, MOST_RESTARTS)
         positive("timeout_s", self.timeout_s)
+        if self.env_states not in get_args(EnvStates):
+            raise UsageError(f"env_states must be 'own' or 'pickle'; got {self.env_states!r}")
 
     @property
     def env_restarts(self) -> int | None:

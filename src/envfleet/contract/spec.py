@@ -189,3 +189,4 @@ class EnvTraits:
     render_mode: str | None
     gymnasium_spec: Any = None  # gymnasium.envs.registration.EnvSpec, if the env has one
     info_columns: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # numbers that every info of it has
+    why_no_states: str | None = None  # why its state cannot be saved; None: as far as it can be seen, it can

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ def checked_key(action_mask: Any) -> str | None:
 class ActionMasks:
     """The mask of each env's present observation: from the info of the reset or step that returned it."""
 
-    def __init__(self, num_envs: int, infos: Infos) -> None:
-        """`infos` are those of the present observations."""
+    def __init__(self, num_envs: int, infos: Infos | None) -> None:
+        """`infos` are those of the present observations; None: they are not known."""
         self._num_envs = num_envs
-        self._infos: Infos | None = infos  # None: they came in batches of some envs, and no key was known
+        self._infos = infos  # None: they came in batches of some envs, and no key was known
         self._key: str | None = None
         self._current: Array | None = None  # [N, ...] bool
         self._recorded: Array | None = None  # [T, N, ...] bool
@@ -45,7 +46,10 @@ class ActionMasks:
             return
         if key != self._key:
             if self._infos is None:
-                raise UsageError(f"action_mask={key!r} was not asked for in the rollout before: call reset() first")
+                raise UsageError(
+                    f"action_mask={key!r} was not asked for in the rollout before, or when states were saved: call "
+                    "reset() first"
+                )
             self._key, self._current = None, self._taken(key, self._infos, self._num_envs)
             self._key = key
         assert self._current is not None
@@ -82,6 +86,28 @@ class ActionMasks:
             assert self._current is not None
             self._current = self._current.copy()  # the policy may have kept the one before
             self._current[rows] = taken
+
+    def of(self, env_id: int) -> dict[str, Any]:
+        """The mask of an env, in plain values; empty: there is none, or no key was asked for."""
+        if self._key is None or self._current is None:
+            return {}
+        mask = self._current[env_id]
+        return {"mask_key": self._key, "mask": mask.tobytes(), "mask_shape": mask.shape}
+
+    def restored(self, running: Mapping[int, Mapping[str, Any]]) -> None:
+        """Some envs show other observations now; by env id, what of() gave with these, or nothing."""
+        keys = {each.get("mask_key") for each in running.values()}
+        if None in keys or len(keys) > 1 or (len(running) < self._num_envs and keys != {self._key}):
+            self._infos = self._key = self._current = None
+            return
+        masks = {
+            env_id: np.frombuffer(each["mask"], np.bool_).reshape(each["mask_shape"])
+            for env_id, each in running.items()
+        }
+        (self._key,) = keys
+        if len(masks) < self._num_envs and self._current is not None:
+            masks = {**dict(enumerate(self._current)), **masks}
+        self._current = np.stack([masks[env_id] for env_id in range(self._num_envs)])
 
     def arrays(self, columns: Array | None = None) -> dict[str, Array]:
         """The masks of the rollout, of all columns or some, under their name on the wire."""

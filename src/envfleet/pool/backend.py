@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.batch import StepBatch
@@ -67,6 +67,23 @@ class Backend(Protocol):
     def change(self, change: Change) -> None:
         """Have each env apply a change in its next reset, also while it is in flight."""
 
+    @property
+    def why_no_states(self) -> str | None:
+        """Why states of its envs cannot be saved, and what to do; None: they can. Then the next three are called."""
+
+    def state_names(self, env_ids: Sequence[int]) -> list[str]:
+        """`EnvState.env_name` of the states that fit each of some envs. UsageError: one cannot be saved."""
+
+    def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
+        """The states of some envs, in their order. UsageError: one cannot be saved."""
+
+    def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
+        """Put some envs back into saved states, whose names fit.
+
+        Raises EnvFailed for an env that could not take its state; it must be reset, the others are restored. Where all
+        states can be looked at first (native envs), UsageError, and none was restored.
+        """
+
     def close(self, terminate: bool = False) -> None:
         """Close the envs and leave nothing behind. May be called twice.
 
@@ -75,14 +92,3 @@ class Backend(Protocol):
 
     def abandon(self) -> None:
         """In a fork of the owner, right after it: let go of what belongs to the owner. Nothing else is called there."""
-
-
-@runtime_checkable
-class SavesStates(Protocol):
-    """A backend whose envs can be saved and restored."""
-
-    def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
-        """The states of some envs."""
-
-    def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
-        """Put some envs back into saved states."""

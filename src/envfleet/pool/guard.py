@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import time
 import traceback
 from collections.abc import Callable
@@ -12,10 +13,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from envfleet.contract.episode import Autoreset, Env, Episode, Transition
-from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
+from envfleet.contract.errors import EnvFailed, NotReset, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos.table import error_info
 from envfleet.contract.live_changes import ChangeFailed, LiveChanges
+from envfleet.contract.pool_config import EnvStates
 from envfleet.contract.results import WrongResult
+from envfleet.contract.state import EnvState
+from envfleet.pool.env_saver import EnvSaver
+from envfleet.pool.pickling import pickled
 
 logger = logging.getLogger("envfleet.pool")
 
@@ -30,6 +35,10 @@ ENV_ERRORS = (Exception, SystemExit, GeneratorExit)
 def backoff_s(num_failures: int) -> float:
     """How long to wait before the next restart: not at all after the first failure, then ever longer."""
     return 0.0 if num_failures < 2 else min(FIRST_BACKOFF_S * 2.0 ** (num_failures - 2), LONGEST_BACKOFF_S)
+
+
+class StateNotRestored(Exception):
+    """An env could not be put back into a saved state."""
 
 
 class Failure(NamedTuple):
@@ -66,7 +75,7 @@ class Failure(NamedTuple):
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, WrongResult | ChangeFailed):
+    if isinstance(error, WrongResult | ChangeFailed | StateNotRestored):
         return f"{type(error).__name__}: {error}"  # without our module's name
     return traceback.format_exception_only(error)[-1].strip()
 
@@ -187,6 +196,47 @@ class GuardedEpisode:
                 transition = self._failed(error, action=None)
                 if self.failure is not None:
                     return transition
+
+    def state_name(self, how: EnvStates) -> str:
+        """`EnvState.env_name` of the states that fit. Raises UsageError if the env cannot be saved."""
+        return EnvSaver(self._episode.env, how).name
+
+    def save(self, how: EnvStates) -> EnvState:
+        """The state of the env, and its place in the episode.
+
+        Raises:
+            UsageError: The env cannot be saved.
+            NotReset: It has failed, or was lost with its process, and has no episode.
+        """
+        episode = self._episode
+        if self._must_rebuild or self._lost_because is not None:
+            raise NotReset("it has failed, and has no state: reset it before you save it")
+        saver = EnvSaver(episode.env, how)
+        kept = saver.save(), episode.last_obs, episode.next_seed, self._seed
+        return EnvState(saver.name, pickled(kept), episode.num_steps, episode.ended, {})
+
+    def restore(self, state: EnvState, how: EnvStates) -> None:
+        """Put the env back into a state of the same name: its trajectory repeats from there.
+
+        Raises:
+            StateNotRestored: The env raised, or the state is damaged. The env must be reset, and is built anew for it
+                if restarts are on.
+        """
+        episode = self._episode
+        self.failure = None
+        try:
+            self._rebuild_if_needed()
+            saved, last_obs, next_seed, seed = pickle.loads(state.state)
+            env = EnvSaver(episode.env, how).restore(saved)
+        except self._env_errors as error:
+            episode.ended, self._must_rebuild = True, self._max_restarts is not None
+            text = f"in set_state(): {_one_line(error)}; it must be reset"
+            raise StateNotRestored(text) from error
+        if env is not episode.env:  # it may be older than live changes
+            episode.changes.begin_anew()
+        episode.env, episode.last_obs, episode.next_seed = env, last_obs, next_seed
+        episode.num_steps, episode.ended = state.num_steps, state.has_ended
+        self._seed, self._lost_because, self._action, self._obs_before = seed, None, None, last_obs
 
     def cannot_begin(self, error: BaseException) -> Transition:
         """What was sent for a step or a reset cannot be read: the row of a failed env, which is not built anew."""

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.pixels import Pixels
-from envfleet.contract.pool_config import DEFAULTS, BackendName, ObservationMode, OnEnvError, PoolConfig
+from envfleet.contract.pool_config import DEFAULTS, BackendName, EnvStates, ObservationMode, OnEnvError, PoolConfig
 from envfleet.contract.spec import EnvKwargs, EnvSpec
 from envfleet.pool.arguments import autoreset_of, seeds_of
 from envfleet.pool.backend import Backend
@@ -43,6 +43,7 @@ def make(
     pixels: Pixels | None = None,
     timeout_s: float = DEFAULTS.timeout_s,
     start_timeout_s: float = DEFAULTS.start_timeout_s,
+    env_states: EnvStates = DEFAULTS.env_states,
 ) -> EnvPool:
     """Run `num_envs` environments on this machine, as one `gymnasium.vector.VectorEnv`.
 
@@ -78,6 +79,8 @@ def make(
             stack_num=3)`. Python envs draw them, in processes or serially.
         timeout_s: The longest wait for results before PoolTimeout.
         start_timeout_s: The longest wait for the envs to be built.
+        env_states: How `get_state()` saves Python envs: "own": by their own `get_state()` and `set_state(state)`;
+            "pickle": those without are pickled whole.
 
     Returns:
         The pool; its envs are built, and not reset.
@@ -104,6 +107,7 @@ def make(
         max_env_restarts=max_env_restarts,
         timeout_s=timeout_s,
         start_timeout_s=start_timeout_s,
+        env_states=env_states,
     )
     return make_pool(spec, config, seed)
 

@@ -31,6 +31,7 @@ class PixelObservation(gymnasium.Wrapper[Array, Any, Any, Any], gymnasium.utils.
                 f"{env.render_mode!r}: pass render_mode='rgb_array', which a callable must take or set by itself"
             )
         self._pixels = pixels
+        self.state_attributes = ("_images",)  # see env_saver.py
         self._resize: core.AreaResize | None = None
         self._mujoco: Any = getattr(env.unwrapped, "mujoco_renderer", None)
         first = self._first_image()

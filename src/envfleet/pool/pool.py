@@ -29,9 +29,9 @@ from envfleet.contract.infos.table import Infos
 from envfleet.contract.live_changes import Change, attribute_change, call_change, options_change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
-from envfleet.contract.state import EnvState
+from envfleet.contract.state import EnvState, require_fitting
 from envfleet.pool.arguments import autoreset_of, seeds_of, some_env_ids, take_reset_mask, values_for
-from envfleet.pool.backend import Backend, SavesStates, StepAtOnce
+from envfleet.pool.backend import Backend, StepAtOnce
 from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.in_flight import InFlight
 
@@ -525,41 +525,102 @@ class EnvPool(VectorEnv[Any, Any, Any]):
 
     # -- saving and restoring --
 
+    @property
+    def why_no_states(self) -> str | None:
+        """Why states of this pool's envs cannot be saved, and what to do; None: they can, as far as env 0 shows."""
+        return self._backend.why_no_states
+
     def get_state(self, env_ids: ArrayLike | None = None) -> list[EnvState]:
-        """Save the states of all envs, or of some: native envs only.
+        """Save the states of all envs, or of some.
+
+        Native envs and Atari games can be saved as they are. A Python env needs `get_state()` and `set_state(state)`,
+        or a pool with `env_states="pickle"`.
 
         Args:
             env_ids: Indices of some envs, in any order; None: all.
 
         Returns:
-            A state for each of these envs. An env that is put back into it repeats its trajectory.
+            A state for each of these envs. An env that is put back into it repeats its trajectory, bit for bit.
 
         Raises:
-            UsageError: The envs are not native, or `env_ids` is wrong.
-            NotReset: The envs were never reset.
+            UsageError: The envs cannot be saved (`why_no_states` says why), or `env_ids` is wrong.
+            NotReset: The envs were never reset, or one has failed since.
             EnvBusy: Results are to come: receive them first.
+            EnvFailed: The `get_state()` of an env raised.
+            PoolTimeout: No answer after `timeout_s`.
         """
-        backend, ids = self._with_states(env_ids, "save their states")
-        return backend.get_state(ids)
+        ids = self._env_ids_with_states(env_ids, "save their states")
+        if not self._was_reset:
+            raise NotReset("reset the envs before you save their states")
+        states: list[EnvState] = self._asked(self._backend.get_state, ids)
+        return states
 
     def set_state(self, states: Sequence[EnvState], env_ids: ArrayLike | None = None) -> None:
-        """Put all envs, or some, back into saved states: native envs only.
+        """Put all envs, or some, back into saved states; `step()` goes on from there at once.
+
+        The states of Python envs are pickles: take only those that you trust.
 
         Args:
             states: What get_state() gave, of this pool or of another one: a state for each of these envs.
             env_ids: Indices of some envs, in any order; None: all.
 
         Raises:
-            UsageError: The envs are not native, a state is of another kind of env, or the number of states is wrong;
+            UsageError: The envs cannot be saved, a state is of another kind of env, or the number of states is wrong;
                 no state was restored.
+            NotReset: The envs were never reset, and some of them are to be restored.
             EnvBusy: Results are to come: receive them first.
+            EnvFailed: The `set_state()` of an env raised. This env must be reset; the others are restored.
+            PoolTimeout: No answer after `timeout_s`.
         """
-        backend, ids = self._with_states(env_ids, "restore their states")
-        if len(states) != len(ids):
-            raise UsageError(f"a state for each env: expected {len(ids)}, got {len(states)}")
-        backend.set_state(ids, states)
+        states = list(states)
+        self.require_fitting([each.env_name for each in states], env_ids)
+        ids = self._env_ids_with_states(env_ids, "restore their states")
+        if not self._was_reset and len(ids) < self.num_envs:
+            raise NotReset("the first set_state() must restore all envs; or call reset() first")
+        try:
+            self._asked(self._backend.set_state, ids, states)
+        except UsageError:
+            raise
+        except BaseException:
+            self._was_reset = True
+            raise
         self._was_reset = True
         self._step_at_once = self._backend.step_at_once
+
+    def require_fitting(self, env_names: Sequence[str], env_ids: ArrayLike | None = None) -> None:
+        """Look whether states are of the kind of these envs; set_state() does so first.
+
+        Args:
+            env_names: `EnvState.env_name` of each state.
+            env_ids: Indices of some envs, in any order; None: all.
+
+        Raises:
+            UsageError: One is not.
+        """
+        ids = self._env_ids_with_states(env_ids, "restore their states")
+        if len(env_names) == len(ids):
+            require_fitting(env_names, self._asked(self._backend.state_names, ids), ids)
+        else:
+            require_fitting(env_names, (), ids)
+
+    def observations(self) -> Any:
+        """Return what each env showed last: after its reset, its step, or the state that it was put back into.
+
+        Returns:
+            A row for each env.
+
+        Raises:
+            NotReset: The envs were never reset.
+            EnvBusy: Results are to come: receive them first.
+        """
+        self._require_open()
+        self._in_flight.require_none("receive them before you ask for observations")
+        if not self._was_reset:
+            raise NotReset("reset the envs before you ask for observations")
+        self._backend.repeat(np.arange(self.num_envs, dtype=np.int32), Line.FULL)
+        self._in_flight.line = Line.FULL
+        self._mark_sent(None)
+        return self._recv(self._config.timeout_s).obs
 
     def __enter__(self) -> Self:
         """Return the pool, which `with` closes."""
@@ -633,13 +694,12 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             seed = self._first_seed
         return seeds_of(seed, self.num_envs)
 
-    def _with_states(self, env_ids: ArrayLike | None, what: str) -> tuple[SavesStates, list[int]]:
+    def _env_ids_with_states(self, env_ids: ArrayLike | None, what: str) -> list[int]:
         self._require_open()
         self._in_flight.require_none(f"receive them before you {what}")
-        if not isinstance(self._backend, SavesStates):
-            raise UsageError("only native envs can be saved and restored; envfleet.registry() lists them")
-        ids = range(self.num_envs) if env_ids is None else self._in_flight.checked(env_ids, "env_ids").tolist()
-        return self._backend, list(ids)
+        if self._backend.why_no_states is not None:
+            raise UsageError(self._backend.why_no_states)
+        return list(range(self.num_envs) if env_ids is None else self._in_flight.checked(env_ids, "env_ids").tolist())
 
     def _require_open(self) -> None:
         if self.closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
+from envfleet.contract.state import EnvState
 from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.batch_layout import columns_of
 from envfleet.pool.building import EnvBuilder, take_or_build
@@ -45,7 +46,7 @@ class SerialBackend:
         try:
             first = builders[0]()
             built.append(first)
-            self.traits: EnvTraits = traits_of(first)
+            self.traits: EnvTraits = traits_of(first, config.env_states)
             self._obs_tree = SpaceTree(self.traits.observation_space)
             self._action_tree = SpaceTree(self.traits.action_space)
             self._writer = RowWriter(self._obs_tree)
@@ -136,6 +137,23 @@ class SerialBackend:
         """Keep the change: each episode looks for new ones in its next reset."""
         self._changes.add(change)
 
+    @property
+    def why_no_states(self) -> str | None:
+        """See Backend. Env 0 speaks for all."""
+        return self.traits.why_no_states
+
+    def state_names(self, env_ids: Sequence[int]) -> list[str]:
+        """See Backend."""
+        return self._on_episodes(GuardedEpisode.state_name, {env_id: () for env_id in env_ids})
+
+    def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
+        """See Backend."""
+        return self._on_episodes(GuardedEpisode.save, {env_id: () for env_id in env_ids})
+
+    def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
+        """See Backend."""
+        self._on_episodes(GuardedEpisode.restore, {i: (state,) for i, state in zip(env_ids, states, strict=True)})
+
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """Tell each episode the mode; the envs stay as they are."""
         for episode in self._episodes:
@@ -157,6 +175,18 @@ class SerialBackend:
             return function(self._episodes[env_id].env, *args)
         except ENV_ERRORS as error:
             raise Failure.of(env_id, error).to_exception() from None
+
+    def _on_episodes(self, method: Callable[..., Any], arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """Call it for all of them, also after one has failed."""
+        answers, failures = [], []
+        for env_id, given in arguments.items():
+            try:
+                answers.append(method(self._episodes[env_id], *given, self._config.env_states))
+            except ENV_ERRORS as error:
+                failures.append(Failure.of(env_id, error))
+        if failures:
+            raise failures[0].to_exception()
+        return answers
 
     def num_failures(self, env_id: int) -> int:
         """How often this env has failed since it last finished an episode."""

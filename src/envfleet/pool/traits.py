@@ -8,11 +8,12 @@ import gymnasium
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 
 from envfleet.contract.errors import SpacesDiffer
-from envfleet.contract.pool_config import ObservationMode
+from envfleet.contract.pool_config import EnvStates, ObservationMode
 from envfleet.contract.spec import EnvTraits
+from envfleet.pool.env_saver import why_not_saved
 
 
-def traits_of(env: gymnasium.Env[Any, Any]) -> EnvTraits:
+def traits_of(env: gymnasium.Env[Any, Any], env_states: EnvStates) -> EnvTraits:
     """What is known of an env once it was built."""
     return EnvTraits(
         observation_space=env.observation_space,
@@ -21,6 +22,7 @@ def traits_of(env: gymnasium.Env[Any, Any]) -> EnvTraits:
         render_mode=env.render_mode,
         gymnasium_spec=env.spec,
         info_columns=dict(getattr(env.unwrapped, "info_columns", {})),
+        why_no_states=why_not_saved(env, env_states),
     )
 
 

@@ -26,18 +26,21 @@ from envfleet.cluster.wire.messages import (
     Evaluate,
     EvaluationProgress,
     EvaluationReady,
+    GetState,
     NotReady,
     OrderCancelled,
     OrderFailed,
     PoolPlan,
     RolloutReady,
     RowsReady,
+    SetState,
     ValuesReady,
 )
 from envfleet.cluster.wire.orders import Numbered, Order, OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts.collected import Collected, Rows
 from envfleet.cluster.wire.rollouts.rollout_form import RolloutForm
+from envfleet.cluster.wire.states import checked_states, running_length, states_from_plain
 from envfleet.cluster.wire.transfers import Transfers, num_bytes
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.stats import WorkerStats
@@ -214,7 +217,7 @@ class WorkerRecord:
         values = read_plain(message.values)
         if not isinstance(values, list) or len(values) != form.num_envs:
             raise BadMessage(f"a list of {form.num_envs} values was expected")
-        return values
+        return checked_states(values, expected.message.env_ids) if isinstance(expected.message, GetState) else values
 
     def _checked_rollout(
         self, message: RolloutReady, arrays: Arrays, form: RolloutForm, newest_version: int, expected: Order
@@ -248,6 +251,7 @@ class WorkerRecord:
             # First ready: an env may be one rollout ahead of the rows it has sent, and those can be dropped.
             num_rollouts = 3 if self._is_of_first_ready(issued.order) else 1
             self.num_steps_ordered += num_rollouts * issued.order.num_steps
+            self.num_steps_ordered += _steps_of_restored(issued.order)
         if isinstance(result, Collected | Rows):
             self.num_nan_rows += result.suspects.num_nan
             self.num_out_of_bounds_rows += result.suspects.num_out_of_bounds
@@ -354,3 +358,11 @@ def _check_failure(failure: EnvFailure, first_env_id: int, num_envs: int) -> Non
         its_envs = f"{first_env_id} to {first_env_id + num_envs - 1}"
         raise BadMessage(f"a failure of env {failure.env_id}; the worker's own are {its_envs}")
     read_plain(failure.last_action)  # the caller will ask for it
+
+
+def _steps_of_restored(order: Order) -> int:
+    """Steps that the longest episode already has which the order puts envs back into."""
+    message = order.message
+    if not isinstance(message, SetState) or message.states is None:
+        return 0
+    return max(map(running_length, states_from_plain(message.states)), default=0)

@@ -184,7 +184,7 @@ class RolloutReady(msgspec.Struct, frozen=True, tag="rollout_ready"):
 
 
 class ValuesReady(msgspec.Struct, frozen=True, tag="values_ready"):
-    """Answer to Call, SetAttr and ChangeEnvs: a value for each env; nil if there is none."""
+    """Answer to Call, SetAttr, ChangeEnvs, GetState and SetState: a value for each env; nil if there is none."""
 
     order: int
     values: Unread  # as values_wire has it, a list
@@ -351,6 +351,24 @@ class SetAttr(msgspec.Struct, frozen=True, kw_only=True, tag="set_attr"):
     values: Any  # a list with one for each env
 
 
+class GetState(msgspec.Struct, frozen=True, kw_only=True, tag="get_state"):
+    """Save the states of all envs, or of some; the values of the others are nil."""
+
+    order: int = 0
+    accepted: int = 0
+    env_ids: list[int]  # in this worker's pool
+
+
+class SetState(msgspec.Struct, frozen=True, kw_only=True, tag="set_state"):
+    """Put envs back into saved states. Without states: say whether such ones would fit."""
+
+    order: int = 0
+    accepted: int = 0
+    env_ids: list[int]  # in this worker's pool
+    env_names: list[str]  # `EnvState.env_name`, one for each
+    states: Any = None  # a list of states, one for each, as cluster/wire/states.py has them
+
+
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Do not carry out orders up to `through`, nor those in `others`; answer each with OrderCancelled."""
 
@@ -420,6 +438,8 @@ FromHead = (
     | Collect
     | Call
     | SetAttr
+    | GetState
+    | SetState
     | ChangeEnvs
     | Evaluate
     | Cancel
@@ -430,13 +450,15 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs | Evaluate
+OrderMessage = Reset | Step | Collect | Call | SetAttr | GetState | SetState | ChangeEnvs | Evaluate
 ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Reset: RowsReady,
     Step: RowsReady,
     Collect: RolloutReady,
     Call: ValuesReady,
     SetAttr: ValuesReady,
+    GetState: ValuesReady,
+    SetState: ValuesReady,
     ChangeEnvs: ValuesReady,
     Evaluate: EvaluationReady,
 }

@@ -26,6 +26,7 @@ from envfleet.cluster.wire.messages import (
     Collect,
     Evaluate,
     EvaluationReady,
+    GetState,
     NotReady,
     OrderCancelled,
     OrderFailed,
@@ -33,12 +34,14 @@ from envfleet.cluster.wire.messages import (
     Reset,
     RolloutReady,
     SetAttr,
+    SetState,
     Step,
     ValuesReady,
     Welcome,
 )
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
 from envfleet.cluster.wire.spaces import describe_space
+from envfleet.cluster.wire.states import states_to_plain
 from envfleet.cluster.worker.collecting.first_ready import FirstReadyCollector
 from envfleet.cluster.worker.collecting.policy_copies import PolicyCopies
 from envfleet.cluster.worker.collecting.policy_state import PolicyError
@@ -137,16 +140,25 @@ class Worker:
                 self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
                 self._copies.forget_seeds()
             link.answer(*self._pool.reset(order))
-        elif isinstance(order, Call):
-            self._pool.require_idle()
-            envs, args, kwargs = self._pool.envs, from_plain(order.args), from_plain(order.kwargs)
+        else:
+            link.answer(ValuesReady(order=order.order, values=self._values(order)))
+
+    def _values(self, order: Call | SetAttr | GetState | SetState) -> Any:
+        """The answer to an order about single envs: a value for each env of the pool, as a message carries it."""
+        pool = self._pool
+        if isinstance(order, GetState):
+            return states_to_plain(pool.get_state(order.env_ids))
+        if isinstance(order, Call):
+            pool.require_idle()
+            envs, args, kwargs = pool.envs, from_plain(order.args), from_plain(order.kwargs)
             env_ids = range(envs.num_envs) if order.env_ids is None else order.env_ids
             values = dict(zip(env_ids, envs.call_some(list(env_ids), order.name, *args, **kwargs), strict=True))
-            plain = to_plain([values.get(env_id) for env_id in range(envs.num_envs)], f"the result of {order.name!r}")
-            link.answer(ValuesReady(order=order.order, values=plain))
-        elif isinstance(order, SetAttr):
-            self._pool.set_attr(order.name, from_plain(order.values))
-            link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+            return to_plain([values.get(env_id) for env_id in range(envs.num_envs)], f"the result of {order.name!r}")
+        if isinstance(order, SetAttr):
+            pool.set_attr(order.name, from_plain(order.values))
+        else:
+            pool.set_state(order)
+        return to_plain([None] * pool.envs.num_envs)
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
         self._bring_up_to_date(order)

@@ -12,20 +12,22 @@ import cloudpickle
 import msgspec
 import numpy as np
 
-from envfleet.cluster.wire.messages import ChangeEnvs, EnvFailure, PoolPlan, Reset, RowsReady, Step, Welcome
+from envfleet.cluster.wire.messages import ChangeEnvs, EnvFailure, PoolPlan, Reset, RowsReady, SetState, Step, Welcome
 from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
 from envfleet.cluster.wire.rollouts.rollout_form import FIXED
+from envfleet.cluster.wire.states import states_from_plain
 from envfleet.cluster.worker.collecting.collector import Collector
 from envfleet.cluster.worker.collecting.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.collecting.first_ready import FirstReadyCollector
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
+from envfleet.contract.errors import EnvFailed, NotReset, PoolTimeout, StepOnEndedEpisode, text_of
 from envfleet.contract.infos.table import Infos, InfoTable
 from envfleet.contract.live_changes import Arguments, Change, LiveChanges
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
+from envfleet.contract.state import EnvState
 from envfleet.pool.make import make_pool
 from envfleet.pool.native.plugins import load_native
 from envfleet.pool.pool import EnvPool
@@ -43,6 +45,7 @@ class Episodes(enum.Enum):
     NONE = enum.auto()  # never reset since the pool was built
     CUT_SHORT = enum.auto()  # the head was told that they ended with an earlier process or pool; to be reset next
     FRESH = enum.auto()  # reset by the head, and not stepped since
+    RESTORED = enum.auto()  # put back into saved states, and not stepped since: they go on in any autoreset mode
     RUNNING = enum.auto()
 
 
@@ -78,7 +81,8 @@ class WorkerPool:
         """Reset all envs, or those in the mask; the result has a row for each env."""
         self.require_idle(Autoreset(order.autoreset))
         options = from_plain(order.options)
-        is_partial = order.mask is not None and self._episodes in (Episodes.FRESH, Episodes.RUNNING)
+        is_begun = self._episodes in (Episodes.FRESH, Episodes.RESTORED, Episodes.RUNNING)
+        is_partial = order.mask is not None and is_begun
         # The head resets all envs first: some of them only, in a new pool, means that another process has been lost.
         is_after_loss = order.mask is not None and not all(order.mask) and self._episodes is Episodes.NONE
         hung, self._hung = self._hung, None
@@ -103,6 +107,7 @@ class WorkerPool:
         self._episodes = Episodes.RUNNING if is_partial or failures else Episodes.FRESH
         self._reset_arguments, self._collector = arguments, None
         self._reset_infos = dict(info)
+        self._has_ended &= False if order.mask is None else ~np.array(order.mask)
         if is_after_loss:
             lost = ~np.array(order.mask)
             reason = LOST if hung is None else HUNG
@@ -128,8 +133,13 @@ class WorkerPool:
             self.require_open()
             return self._rows_after_loss(order.order, failures)
         obs, rewards, terminated, truncated, info = result
-        if (terminated | truncated).any():
+        ended = terminated | truncated
+        if ended.any():
             self._num_hung = 0
+        if self._autoreset is Autoreset.DISABLED:
+            self._has_ended |= ended
+        else:
+            self._has_ended = ended & (self._autoreset is Autoreset.NEXT_STEP)
         fixed = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
         return self._rows(order.order, obs, fixed, info, failures)
 
@@ -138,6 +148,8 @@ class WorkerPool:
 
         An env whose reset fails is told of in `failures`.
         """
+        if self._episodes is Episodes.RESTORED and not self.envs.closed:
+            return self._restored_collector(failures)
         was_fresh = self._episodes is Episodes.FRESH
         if self.envs.closed or self._autoreset is not Autoreset.SAME_STEP:
             has_same_envs = self._switch_to(Autoreset.SAME_STEP)
@@ -156,7 +168,54 @@ class WorkerPool:
         self._episodes, self._hung = Episodes.RUNNING, None
         return self._collector
 
-    def _new_collector(self, obs: Any, infos: Infos) -> Collector | FirstReadyCollector:
+    def _restored_collector(self, failures: list[Exception]) -> Collector | FirstReadyCollector:
+        """Goes on with the episodes that run; where one had ended, another is begun first."""
+        assert self._collector is not None
+        if self._autoreset is not Autoreset.SAME_STEP:
+            self._switch_to(Autoreset.SAME_STEP)
+        ended = np.flatnonzero(self._has_ended)
+        if len(ended):
+            mask = self._has_ended.copy()
+            obs, _ = self._begun(lambda: self.envs.reset(options={"reset_mask": mask}), failures)
+            self._collector.restored(obs, {env_id: {} for env_id in ended.tolist()})
+            self._has_ended[:] = False
+        self._episodes, self._hung = Episodes.RUNNING, None
+        return self._collector
+
+    def get_state(self, env_ids: list[int]) -> list[EnvState | None]:
+        """A state for each env of the pool, None for those that are not in `env_ids`."""
+        self.require_idle()
+        if self._episodes not in (Episodes.FRESH, Episodes.RESTORED, Episodes.RUNNING):
+            raise NotReset("reset the envs before you save their states; those of a lost worker have begun anew")
+        states: list[EnvState | None] = [None] * self.envs.num_envs
+        changes = self._episode_changes.of(np.arange(self.envs.num_envs)).tolist()
+        for env_id, state in zip(env_ids, self.envs.get_state(env_ids), strict=True):
+            running = {} if self._collector is None else self._collector.running(env_id)
+            states[env_id] = replace(state, running={**running, "change": changes[env_id]})
+        return states
+
+    def set_state(self, order: SetState) -> None:
+        """Put envs back into saved states. Without states: see whether such ones would fit."""
+        self.require_idle()
+        self.envs.require_fitting(order.env_names, order.env_ids)
+        if order.states is None:
+            return
+        states = dict(zip(order.env_ids, states_from_plain(order.states), strict=True))
+        try:
+            self.envs.set_state(list(states.values()), order.env_ids)
+            obs = self.envs.observations()
+        except EnvFailed:
+            self._episodes, self._collector = Episodes.CUT_SHORT, None
+            raise
+        for env_id, state in states.items():
+            self._has_ended[env_id] = state.has_ended
+            self._episode_changes.restored(env_id, min(int(state.running.get("change", 0)), self._num_changes))
+        self._last_obs = obs
+        self._collector = self._collector or self._new_collector(obs, None)
+        self._collector.restored(obs, {env_id: state.running for env_id, state in states.items()})
+        self._episodes = Episodes.RESTORED
+
+    def _new_collector(self, obs: Any, infos: Infos | None) -> Collector | FirstReadyCollector:
         kind = FirstReadyCollector if self._plan.pool.line is Line.FIRST_READY else Collector
         return kind(self.envs, obs, infos, self._episode_changes)
 
@@ -237,6 +296,7 @@ class WorkerPool:
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
         self._episode_changes = EpisodeChanges(self.envs.num_envs)
+        self._has_ended: Array = np.zeros(self.envs.num_envs, np.bool_)  # envs whose next step is a reset
         self._begin_anew()
         try:
             for name, values in self._attributes.items():
@@ -262,6 +322,7 @@ class WorkerPool:
     def _first_reset(self) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, with the seed that is meant for the first reset without seeds of its own."""
         seed, self._seed = self._seed, None
+        self._has_ended[:] = False
         return self.envs.reset(seed=seed)
 
     def _switch_to(self, autoreset: Autoreset) -> bool:
@@ -274,7 +335,8 @@ class WorkerPool:
             logger.info("the pool goes on in autoreset mode %s: running episodes end here", autoreset.name)
         has_same_envs = self.envs.switch_autoreset(autoreset)
         self._autoreset = autoreset
-        self._begin_anew()
+        if self._episodes is not Episodes.RESTORED or not has_same_envs:
+            self._begin_anew()
         return has_same_envs
 
     def _told_of(self, hung: EnvFailed | None) -> list[Exception]:

@@ -204,8 +204,14 @@ class NativeBackend:
         """See Backend. Never called."""
         raise NotImplementedError
 
+    why_no_states: str | None = None
+
+    def state_names(self, env_ids: Sequence[int]) -> list[str]:
+        """See Backend."""
+        return [self._choice.name] * len(env_ids)
+
     def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
-        """The states of some envs."""
+        """See Backend."""
         states = []
         for env_id in env_ids:
             generator = self._pool.generator(env_id)
@@ -216,11 +222,14 @@ class NativeBackend:
         return states
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
-        """Put some envs back into saved states."""
+        """See Backend."""
         size = len(self._pool.get_state(0).state)
         for state in states:
-            if state.env_name != self._choice.name or len(state.state) != size:
-                raise UsageError(f"this is the state of a {state.env_name}; the pool's envs are {self._choice.name}")
+            if len(state.state) != size:
+                raise UsageError(
+                    f"no state was restored: a {state.env_name} with other arguments has {len(state.state)} bytes; the "
+                    f"pool's envs have {size}"
+                )
         before = [self._pool.get_state(env_id) for env_id in env_ids]
         try:
             for env_id, state in zip(env_ids, states, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from envfleet.contract.live_changes import Change
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
+from envfleet.contract.state import EnvState
 from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.process import child as process_child
@@ -154,6 +155,24 @@ class ProcessBackend:
         """See Backend. Children look for changes before each task."""
         self._changes.send(change)
 
+    @property
+    def why_no_states(self) -> str | None:
+        """See Backend. Env 0 speaks for all."""
+        return self.traits.why_no_states
+
+    def state_names(self, env_ids: Sequence[int]) -> list[str]:
+        """See Backend."""
+        return self._on_episodes("state_name", {env_id: () for env_id in env_ids}, "look at their envs")
+
+    def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
+        """See Backend."""
+        return self._on_episodes("save", {env_id: () for env_id in env_ids}, "save the states of their envs")
+
+    def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
+        """See Backend."""
+        arguments = {env_id: (state,) for env_id, state in zip(env_ids, states, strict=True)}
+        self._on_episodes("restore", arguments, "restore the states of their envs")
+
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """See Backend. Children, also those that take the place of others, look at the mode before each task."""
         self._arrays.autoreset = mode
@@ -178,6 +197,17 @@ class ProcessBackend:
         num_workers = min(num_workers, num_envs)
         logger.info("%d worker processes for %d envs: %s", num_workers, num_envs, reason)
         return PoolShape(num_envs, num_workers, self._config.rows, self._config.has_finals)
+
+    # -- states --
+
+    def _on_episodes(self, name: str, arguments: Mapping[int, tuple[Any, ...]], what: str) -> list[Any]:
+        by_child: list[dict[int, tuple[Any, ...]]] = [{} for _ in range(self._shape.num_children)]
+        for env_id, given in arguments.items():
+            by_child[self._task_queues.child_of(env_id)][env_id] = (*given, self._config.env_states)
+        requests = [process_child.OnEpisodes(name, each) for each in by_child]
+        answers = self._children.ask(requests, what, self._config.timeout_s)
+        by_env = dict(zip(sorted(arguments), answers, strict=True))
+        return [by_env[env_id] for env_id in arguments]
 
     # -- receiving --
 

@@ -51,6 +51,14 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    def is_for(self, env_id: int) -> bool:
+        """Is this env meant?"""
+        return env_id in self.env_ids
+
+    def answer(self, env_id: int, episode: GuardedEpisode) -> Any:
+        """What the method returns."""
+        return value_of(episode.env, self.name, self.args, self.kwargs)
+
 
 class SetAttr(NamedTuple):
     """Parent -> child: set an attribute of those of your envs that have a value here."""
@@ -58,8 +66,34 @@ class SetAttr(NamedTuple):
     name: str
     values: dict[int, Any]  # by env id
 
+    def is_for(self, env_id: int) -> bool:
+        """Is this env meant?"""
+        return env_id in self.values
 
-Request = Call | SetAttr
+    def answer(self, env_id: int, episode: GuardedEpisode) -> None:
+        """Nothing."""
+        set_attribute(episode.env, self.name, self.values[env_id])
+
+
+class OnEpisodes(NamedTuple):
+    """Parent -> child: call a method of GuardedEpisode for those of your envs that have arguments here.
+
+    For all of them, also after one has failed.
+    """
+
+    name: str
+    arguments: dict[int, tuple[Any, ...]]  # by env id
+
+    def is_for(self, env_id: int) -> bool:
+        """Is this env meant?"""
+        return env_id in self.arguments
+
+    def answer(self, env_id: int, episode: GuardedEpisode) -> Any:
+        """What the method returns."""
+        return getattr(episode, self.name)(*self.arguments[env_id])
+
+
+Request = Call | SetAttr | OnEpisodes
 
 
 class FirstReply(NamedTuple):
@@ -138,7 +172,7 @@ class ChildProcess:
             task_queues = SharedArrays.task_queues_alone(files, shape)
             task_queues.start_child(child)
             env = builds[0]()
-            traits = traits_of(env)
+            traits = traits_of(env, start.config.env_states)
             reply = FirstReply.of(traits)
             traits = reply.traits
             channel.put(Windows.traits, tuple(reply))
@@ -351,15 +385,17 @@ class ChildProcess:
 
     def _answer(self, request: Request) -> None:
         answers: dict[int, Any] = {}  # by env id
+        failures: list[Failure] = []
         for env_id, episode in self._episodes.items():
             try:
-                if isinstance(request, Call):
-                    if env_id in request.env_ids:
-                        answers[env_id] = value_of(episode.env, request.name, request.args, request.kwargs)
-                elif env_id in request.values:
-                    set_attribute(episode.env, request.name, request.values[env_id])
+                if request.is_for(env_id):
+                    answers[env_id] = request.answer(env_id, episode)
             except BaseException as error:
-                return self._reply(Failure.of(env_id, error))
+                failures.append(Failure.of(env_id, error))
+                if not isinstance(request, OnEpisodes):
+                    break
+        if failures:
+            return self._reply(failures[0])
         try:
             self._reply(list(answers.values()))
         except FileClosed:

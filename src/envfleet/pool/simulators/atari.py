@@ -6,6 +6,7 @@ that of OpenCV). ALE holds the GIL while it emulates, so pools run these envs in
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +20,7 @@ from gymnasium import spaces
 from envfleet._native import core
 from envfleet.contract.checks import true_or_false
 from envfleet.contract.errors import UsageError
+from envfleet.pool.simulators.ale_states import AleSaver
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -91,6 +93,11 @@ class AtariSettings:
             raise UsageError(f"Atari envs have no setting {', '.join(unknown)}; known: {', '.join(known)}")
         return cls(**given)
 
+    def __str__(self) -> str:
+        """Those that are not the defaults."""
+        given = ((field, getattr(self, field.name)) for field in fields(self))
+        return ", ".join(f"{field.name}={value!r}" for field, value in given if value != field.default)
+
     def image_size(self) -> tuple[int, int]:
         """(height, width) of an observation."""
         size = self.screen_size
@@ -118,6 +125,7 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         self.ale = ale_py.ALEInterface()
         self.ale.setFloat("repeat_action_probability", self.settings.repeat_action_probability)
         self.ale.setInt("max_num_frames_per_episode", self.settings.max_num_frames_per_episode)
+        self._saver = AleSaver(self.ale, self.settings.repeat_action_probability)
         self._seed_and_load(None)
 
         is_full = self.settings.full_action_space
@@ -147,11 +155,13 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         if self.settings.reward_clip:
             self.info_columns["reward"] = np.dtype(np.float64)
         self._game_goes_on = False  # the last episode ended with a life, and the next one is to go on from there
+        self._restored_screen: Image | None = None  # which ALE does not show again before its next frame
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Image, dict[str, Any]]:
         """Start an episode: a new game, or the same one with the next life."""
         goes_on = self._game_goes_on and seed is None
         self._game_goes_on = False
+        self._restored_screen = None
         if not goes_on:
             self._start_game(seed)
         noop_max = self.settings.noop_max
@@ -166,7 +176,10 @@ class AtariEnv(gymnasium.Env[Image, Any]):
 
     def step(self, action: Any) -> tuple[Image, float, bool, bool, dict[str, Any]]:
         """Repeat the action for `frame_skip` frames, or until the episode ends."""
-        reward, ended, lost_life, lives = self._player.play(self._buttons[action])
+        button = self._buttons[action]
+        reward, ended, lost_life, lives = self._player.play(button)
+        self._saver.pressed(button)
+        self._restored_screen = None
         terminated = truncated = False
         if ended or lost_life:
             terminated = lost_life or self.ale.game_over(with_truncation=False)
@@ -180,11 +193,44 @@ class AtariEnv(gymnasium.Env[Image, Any]):
 
     def render(self) -> Any:
         """The screen in colours, as large as the game has it."""
-        return self.ale.getScreenRGB() if self.render_mode == "rgb_array" else None
+        if self.render_mode != "rgb_array":
+            return None
+        return self.ale.getScreenRGB() if self._restored_screen is None else self._restored_screen.copy()
 
     def get_action_meanings(self) -> list[str]:
         """The names of the actions."""
         return [action.name for action in self._actions]
+
+    # -- saving --
+
+    @property
+    def state_name(self) -> str:
+        """Which game this is: only its states fit."""
+        return ", ".join(filter(None, (self._game, str(self.settings))))
+
+    def get_state(self) -> dict[str, Any]:
+        """The game, and what was seen of it; the pool saves the generator of no-ops."""
+        lives, shown = self._player.get_state()
+        screen = self.render()
+        return {
+            "ale": self._saver.save(),
+            "lives": lives,
+            "shown": zlib.compress(shown, 1),
+            "stack": zlib.compress(self._stack.newest.tobytes(), 1),
+            "screen": None if screen is None else (screen.shape, zlib.compress(screen.tobytes(), 1)),
+            "game_goes_on": self._game_goes_on,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state that get_state() gave, of the same game with the same settings."""
+        self._saver.restore(*state["ale"])
+        self._player.set_state(state["lives"], zlib.decompress(state["shown"]))
+        self._stack.set(zlib.decompress(state["stack"]))
+        self._game_goes_on = state["game_goes_on"]
+        self._restored_screen = None
+        if state["screen"] is not None:
+            shape, pixels = state["screen"]
+            self._restored_screen = np.frombuffer(zlib.decompress(pixels), np.uint8).reshape(shape)
 
     # -- inside --
 
@@ -212,10 +258,12 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         if seed is not None:
             self._seed_and_load(seed)
         self.ale.reset_game()
+        self._saver.begin()
 
     def _press(self, button: Any, seed: int | None) -> bool:
         """One frame before the episode; True if the game ended with it, and a new one was started."""
         self.ale.act(button)
+        self._saver.pressed(int(button.value))
         if not self.ale.game_over():
             return False
         self._start_game(seed)
@@ -231,6 +279,17 @@ class _FrameStack:
         self._stacks = [images[max(0, i - num_images + 1) : i + 1] for i in range(len(images))]  # by the newest image
         self._num_images = num_images
         self._newest = num_images - 1
+
+    @property
+    def newest(self) -> Image:
+        """The stack that was returned last."""
+        return self._stacks[self._newest]
+
+    def set(self, stack: bytes) -> None:
+        """Have these images, one behind the other."""
+        self._newest = self._num_images - 1
+        newest = self._stacks[self._newest]
+        newest[...] = np.frombuffer(stack, np.uint8).reshape(newest.shape)
 
     def push(self, player: core.FramePlayer) -> Image:
         """Add what the player shows."""

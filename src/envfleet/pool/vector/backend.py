@@ -18,6 +18,7 @@ from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.results import ObservationCheck, number_rows
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
+from envfleet.contract.state import EnvState
 from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.guard import ENV_ERRORS, Failure
 from envfleet.pool.traits import set_attribute, value_of
@@ -202,6 +203,26 @@ class VectorBackend:
 
     def change(self, change: Change) -> None:
         """See Backend. Never called."""
+        raise NotImplementedError
+
+    @property
+    def why_no_states(self) -> str | None:
+        """See Backend."""
+        return (
+            f"{type(self._vector.env.unwrapped).__name__} does not save the states of its envs: make a pool of single "
+            "envs with backend='process', or of native ones"
+        )
+
+    def state_names(self, env_ids: Sequence[int]) -> list[str]:
+        """See Backend. Never called, and so the next two."""
+        raise NotImplementedError
+
+    def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
+        """See Backend."""
+        raise NotImplementedError
+
+    def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
+        """See Backend."""
         raise NotImplementedError
 
     def close(self, terminate: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ class Collector:
     """Keeps what must last from one rollout to the next: the observation to act on, and the running episodes."""
 
     def __init__(
-        self, pool: EnvPool, first_obs: Any, first_infos: Infos, changes: EpisodeChanges | None = None
+        self, pool: EnvPool, first_obs: Any, first_infos: Infos | None, changes: EpisodeChanges | None = None
     ) -> None:
         """`first_obs` is what the pool shows now; its envs reset themselves in the step that ends an episode."""
         self._pool = pool
@@ -110,6 +110,23 @@ class Collector:
         shown, kind = probing.shown(policy, self._obs_tree, recorder.obs, arrays.get("action_mask"))
         names, info_arrays = infos.packed()
         return arrays | shown | info_arrays, kind, names
+
+    def running(self, env_id: int) -> dict[str, Any]:
+        """What belongs to the running episode of an env, besides the env's own state; in plain values."""
+        return {**self._episodes.of(env_id), **self._masks.of(env_id)}
+
+    def restored(self, obs: Any, running: Mapping[int, Mapping[str, Any]]) -> None:
+        """Envs were put back into saved states.
+
+        Args:
+            obs: What each env of the pool shows now.
+            running: By env id: what running() gave when its state was saved; empty if that is not known.
+        """
+        self._obs = obs
+        self._episodes.restored(running)
+        self._masks.restored(running)
+        if self._memory is not None:
+            self._memory.forget(np.array(list(running), np.intp))
 
     def _memory_of(self, policy: Policy) -> PolicyState:
         if self._memory is None or self._memory.policy is not policy:

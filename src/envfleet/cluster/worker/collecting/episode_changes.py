@@ -38,6 +38,10 @@ class EpisodeChanges:
         if not isinstance(steps, int) or steps >= 0:  # otherwise there is no rollout that asks for it
             self._resets.append((np.broadcast_to(steps, numbers.shape)[rows], envs, numbers[rows]))
 
+    def restored(self, env_id: int, number: int) -> None:
+        """An env was put back into an episode that was begun with this change."""
+        self._numbers[env_id] = number
+
     def of(self, env_ids: Array) -> Array:
         """The change with which the running episode of each of these envs was begun."""
         numbers: Array = self._numbers[env_ids]

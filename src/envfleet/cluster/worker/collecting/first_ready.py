@@ -8,7 +8,7 @@ goes on with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class FirstReadyCollector:
     """Keeps what must last from one order to the next: what each env shows, and its unfinished rows."""
 
     def __init__(
-        self, pool: EnvPool, first_obs: Any, first_infos: Infos, changes: EpisodeChanges | None = None
+        self, pool: EnvPool, first_obs: Any, first_infos: Infos | None, changes: EpisodeChanges | None = None
     ) -> None:
         """`first_obs` is what the pool shows now; its envs reset themselves in the step that ends an episode."""
         self._pool = pool
@@ -106,6 +106,24 @@ class FirstReadyCollector:
                 self._receive(failures)
             except UsageError:  # of action masks, after all else was noted
                 self._stream = 0
+
+    def running(self, env_id: int) -> dict[str, Any]:
+        """What belongs to the running episode of an env, besides the env's own state; in plain values."""
+        return {**self._episodes.of(env_id), **self._masks.of(env_id)}
+
+    def restored(self, obs: Any, running: Mapping[int, Mapping[str, Any]]) -> None:
+        """Envs were put back into saved states; none is at work. Unfinished rows are dropped.
+
+        Args:
+            obs: What each env of the pool shows now.
+            running: By env id: what running() gave when its state was saved; empty if that is not known.
+        """
+        self._obs = [np.array(leaf) for leaf in self._obs_tree.flatten(obs)]
+        self._episodes.restored(running)
+        self._masks.restored(running)
+        self._stream, self._columns = 0, None
+        if self._memory is not None:
+            self._memory.forget(np.array(list(running), np.intp))
 
     # -- inside --
 

@@ -7,7 +7,7 @@ collectors, of all envs at once and of those that are ready first, write through
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,6 +145,16 @@ class RunningEpisodes:
         """Count a step of these envs."""
         self._returns[envs] += rewards
         self._lengths[envs] += 1
+
+    def of(self, env_id: int) -> dict[str, Any]:
+        """What the episode of an env has come to, in plain values."""
+        return {"return": float(self._returns[env_id]), "length": int(self._lengths[env_id])}
+
+    def restored(self, running: Mapping[int, Mapping[str, Any]]) -> None:
+        """Some envs are in other episodes now; by env id, what of() gave, or nothing."""
+        for env_id, each in running.items():
+            self._returns[env_id], self._lengths[env_id] = each.get("return", 0.0), each.get("length", 0)
+            self._began_s[env_id] = time.perf_counter()
 
     def end(self, envs: Array) -> tuple[list[float], list[int], list[float]]:
         """Returns, lengths and seconds of the episodes of these envs, which begin others now."""
