@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 WAIT_SLICE_S = 0.2  # how often a wait looks at all that does not wake it
 SAME_THREAD = (  # why an env cannot be given up
@@ -17,10 +18,10 @@ SAME_THREAD = (  # why an env cannot be given up
 )
 HEARTBEAT_S = 60.0  # between two lines of the log about one wait, and before the first
 
-HOW_TO_RAISE = {
-    "timeout_s": "If steps take that long: make(..., timeout_s=...), on a cluster pool=PoolSettings(timeout_s=...); "
+HOW_TO_RAISE = {  # by the setting that has ended a wait
+    "timeout_s": "If they need longer: make(..., timeout_s=...), on a cluster pool=PoolSettings(timeout_s=...); "
     "None: no limit",
-    "start_timeout_s": "If constructors take that long: make(..., start_timeout_s=...), on a cluster "
+    "start_timeout_s": "If constructors need longer: make(..., start_timeout_s=...), on a cluster "
     "timing=Timing(start_timeout_s=...); None: no limit",
 }
 
@@ -83,4 +84,4 @@ class CallWatch:
             call = self._call
             if call is not None:
                 what, log = call
-                log.look(time.monotonic(), lambda what=what: what)  # type: ignore[misc]
+                log.look(time.monotonic(), partial(str, what))

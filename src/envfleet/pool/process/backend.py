@@ -48,6 +48,7 @@ class ProcessBackend:
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Start the children and have them build the envs: env 0 first, which tells the spaces."""
         self._config = config
+        self._gives_up_late = config.gives_up_late
         self.step_at_once: StepAtOnce | None = None
         self.is_step_pending = False
         self._warnings: set[str] = set()  # that were logged
@@ -110,7 +111,7 @@ class ProcessBackend:
     def recv(self, line: Line, timeout_s: float | None = None) -> StepBatch:
         """See Backend."""
         begun_s = time.monotonic()
-        if self._config.gives_up_late:
+        if self._gives_up_late:
             self._late.glance(self._config, begun_s)
         wait_s = WAIT_SLICE_S if timeout_s is None else min(WAIT_SLICE_S, timeout_s)
         while (waited := self._task_queues.wait_full(line, wait_s)) is not _READY:

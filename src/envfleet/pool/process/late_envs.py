@@ -86,9 +86,8 @@ class LateEnvs:
         late = [task for task in tasks if task.is_over(max(task.since_s, begun_s), now_s)]
         if late:
             first, more = late[0], f" (and {len(late) - 1} more)" if len(late) > 1 else ""
-            text = (
-                f"no full batch: {first.name}{more} was {first.doing} for longer than {first.limit}={first.limit_s:g} s"
-            )
+            limit = limit_text(first.limit, first.limit_s)
+            text = f"no full batch: {first.name}{more} was {first.doing} for longer than {limit}"
             env_ids = [task.env_id for task in late if task.env_id is not None]
             raise self._children.reports.timeout(text, HOW_TO_RAISE[first.limit], env_ids)
 
@@ -136,7 +135,7 @@ class LateEnvs:
         if config.gives_up_late:
             for task in tasks:
                 if task.child not in self._given_up and task.is_over(task.since_s, now_s):
-                    why = f"{task.name} was {task.doing} for longer than {task.limit}={task.limit_s:g} s"
+                    why = f"{task.name} was {task.doing} for longer than {limit_text(task.limit, task.limit_s)}"
                     self._given_up[task.child] = now_s, why
         for child, (before_s, why) in self._given_up.items():
             can_react = present[child].env_id is not None and now_s - before_s < INTERRUPT_GRACE_S
