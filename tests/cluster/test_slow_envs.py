@@ -13,9 +13,10 @@ import pytest
 
 import envfleet
 from envfleet import ClusterTimeout, EnvFailed
-from envfleet.cluster.worker import link
+from envfleet.contract.exits import WorkerExit
 from envfleet.pool import waits
 from envfleet.testing.cluster_arguments import cluster_arguments
+from tests.cluster.worker.test_leaving import Kept
 from tests.support.envs.cluster_envs import Agent
 from tests.support.envs.hanging_envs import HangingEnv, has_hung, tell_to_hang
 from tests.support.scripts import script_environment
@@ -198,19 +199,20 @@ def test_a_worker_leaves_though_an_env_is_in_its_step(tmp_path, backend):
         assert envs.stats().workers[1].num_restarts == 1
 
 
-def test_a_worker_that_is_told_to_stop_leaves_though_its_env_is_in_its_step(tmp_path):
-    """scale() takes it away while its env hangs in a stream; its envs are in its own thread."""
-    with cluster(tmp_path, backend="serial", on_env_error="restart", pool_timeout_s=None) as envs:
-        stream = envs.stream(AGENT, 4)
-        next(stream)
-        pid = envs.stats().workers[1].pid
-        tell_to_hang(tmp_path, LATE, "sleep")
-        wait_until(lambda: has_hung(tmp_path, LATE), "the env hangs")
-        time.sleep(link.STUCK_S)  # its own thread stays away for longer than any heartbeat
-        envs.scale(1)
-        wait_until(lambda: not is_running(pid), "the worker has left", 40.0)
-        assert next(stream).num_envs == NUM_ENVS
-        stream.close()
+@pytest.mark.parametrize("backend", ["process", "serial"])
+def test_a_worker_in_whose_place_is_another_leaves_though_an_env_is_in_its_step(tmp_path, backend):
+    """The head tells it to stop, on a connection that stays open; nobody kills it."""
+    launcher = Kept()
+    arguments = cluster_arguments(QUICK, backend=backend, pool_timeout_s=None, on_env_error="restart")
+    with envfleet.ClusterEnv(HangingEnv, 1, 1, launcher=launcher, env_kwargs={"folder": tmp_path}, **arguments) as envs:
+        envs.reset(seed=SEED)
+        tell_to_hang(tmp_path, 0, "sleep")
+        envs.send(np.zeros(1, int))
+        wait_until(lambda: has_hung(tmp_path, 0), "the env hangs")
+        launcher.restart(0)
+        assert launcher.processes[0][0].wait(60.0) == WorkerExit.DONE
+        assert not is_running(held_by(tmp_path, 0))
+        assert envs.recv()[3].tolist() == [True]
 
 
 HEAD = """
