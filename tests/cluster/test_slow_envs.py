@@ -158,6 +158,8 @@ def test_workers_say_that_they_are_alive_while_an_env_takes_its_time(tmp_path, m
         envs.reset(seed=SEED)
         tell_to_hang(tmp_path, LATE, "stopped")
         envs.send(np.zeros(2 * NUM_ENVS, int))
+        wait_until(lambda: has_hung(tmp_path, LATE), "the env hangs")
+        caplog.clear()
         with caplog.at_level(logging.WARNING, "envfleet.cluster"), pytest.raises(ClusterTimeout, match="of this call"):
             envs.recv(timeout_s=4.0)
         member = envs._head.fleet[1].member

@@ -202,9 +202,13 @@ def test_building_anew_has_its_own_time(tmp_path):
         tell_to_hang(tmp_path, 0, "sleep")
         tell_to_hang(tmp_path, 0, "loop", "build")
         pool.send(acts(2))
-        wait_until(lambda: has_hung(tmp_path, 0, "build"), "the env is built anew")
-        time.sleep(1.5)  # longer than timeout_s
-        assert 0 in pool._backend._task_queues.busy_env_ids()
+        deadline_s = time.monotonic() + 60.0
+        while not has_hung(tmp_path, 0, "build"):
+            assert time.monotonic() < deadline_s
+            with pytest.raises(envfleet.PoolTimeout):
+                pool.recv(timeout_s=0.3)
+        with pytest.raises(envfleet.PoolTimeout, match="the timeout_s of this recv"):
+            pool.recv(timeout_s=2.0)  # longer than timeout_s
         pool.give_up([0])
         *_, truncated, info = pool.recv()
         assert truncated.tolist() == [True, False]
@@ -278,6 +282,7 @@ def test_without_a_limit_the_log_says_what_is_waited_for(tmp_path, caplog):
         pool.reset(seed=0)
         tell_to_hang(tmp_path, LATE, "sleep")
         pool.send(acts())
+        caplog.clear()
         with caplog.at_level(logging.WARNING, "envfleet.pool"), pytest.raises(envfleet.PoolTimeout, match="this recv"):
             pool.recv(timeout_s=1.5)
         lines = [record.getMessage() for record in caplog.records]

@@ -164,7 +164,8 @@ class Run:
                 else:
                     receiving_s += TELL_EVERY_S
                 self._show(progress, pending)
-                log.look(time.monotonic(), lambda: "; ".join(map(self._about, self._fleet.missing)))
+                if not pending:  # the line above tells of queues
+                    log.look(time.monotonic(), lambda: "; ".join(map(self._about, self._fleet.missing)))
                 if self._queue_timeout_s is not None and queueing_s > self._queue_timeout_s:
                     self._raise_join_timeout(f"after {queueing_s:g} s in the queue, the launcher's queue_timeout_s")
                 if starting_s >= limit_s or receiving_s >= MOST_EXTENSION * limit_s:

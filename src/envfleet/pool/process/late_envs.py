@@ -83,7 +83,8 @@ class LateEnvs:
         self._log.look(now_s, lambda: _told(tasks, now_s))
         if config.gives_up_late or has_own_deadline:
             return
-        late = [task for task in tasks if task.is_over(max(task.since_s, begun_s), now_s)]
+        waited_for = [task for task in tasks if task.child not in self._given_up]
+        late = [task for task in waited_for if task.is_over(max(task.since_s, begun_s), now_s)]
         if late:
             first, more = late[0], f" (and {len(late) - 1} more)" if len(late) > 1 else ""
             limit = limit_text(first.limit, first.limit_s)
@@ -101,7 +102,7 @@ class LateEnvs:
         """End the tasks that these envs are at work on; those that wait behind another env are not begun yet."""
         now_s = time.monotonic()
         for task in self._at_work(config, now_s):
-            if task.env_id in env_ids:
+            if task.env_id in env_ids and not self._is_given_up(task):
                 why = f"the caller gave {task.name} up, which was {task.doing} for {now_s - task.since_s:.1f} s"
                 self._given_up[task.child] = now_s, why
         self._next_look_s = 0.0
@@ -126,11 +127,14 @@ class LateEnvs:
             return AtWork(child, env_id, "being built anew", since_s, "start_timeout_s", config.start_timeout_s)
         return AtWork(child, env_id, OP_NAMES.get(op, "at work"), since_s, "timeout_s", config.timeout_s)
 
+    def _is_given_up(self, task: AtWork) -> bool:
+        return task.child in self._given_up and task.since_s < self._given_up[task.child][0]
+
     def _see_to(self, tasks: list[AtWork], config: PoolConfig, now_s: float) -> None:
         """Give up what is late, and go on with what was given up before."""
         present = {task.child: task for task in tasks}
-        for child, (before_s, _) in list(self._given_up.items()):
-            if child not in present or present[child].since_s >= before_s:  # done, or replaced
+        for child in list(self._given_up):
+            if child not in present or not self._is_given_up(present[child]):  # done, or replaced
                 del self._given_up[child]
         if config.gives_up_late:
             for task in tasks:
