@@ -237,20 +237,21 @@ class SlowToRebuild(ScriptedEnv):
 
 def test_a_wait_for_a_process_that_is_being_started(tmp_path):
     flag = tmp_path / "slow"
-    kwargs = {"env_kwargs": {"flag": str(flag)}, "on_env_error": "restart", "num_workers": 1, "timeout_s": 0.5}
+    kwargs = {"env_kwargs": {"flag": str(flag)}, "on_env_error": "restart", "num_workers": 1}
     with envfleet.make(SlowToRebuild, 2, backend="process", **kwargs) as pool:
         pool.reset(seed=0)
         pid = child_pid(pool)
         flag.touch()
         os.kill(pid, signal.SIGKILL)
+        pool.send(np.zeros(2, np.int64))
         with pytest.raises(envfleet.PoolTimeout) as caught:
-            pool.step(np.zeros(2, np.int64))
+            pool.recv(timeout_s=0.5)
         text = str(caught.value)
         assert "is building its envs; envs that wait for that: [0, 1]" in text
         assert "None" not in text and "idle" not in text
         wait_until(lambda: child_pid(pool) not in (None, pid), "another child has started")
         with pytest.raises(envfleet.PoolTimeout, match=f"process {child_pid(pool)} is building its envs") as caught:
-            pool.recv()
+            pool.recv(timeout_s=0.5)
         assert "time.sleep(60)" in str(caught.value) or "__init__" in str(caught.value)  # its stack
 
 
@@ -266,12 +267,13 @@ class DiesWhenRebuilt(ScriptedEnv):
 def test_a_wait_while_a_process_is_replaced_again_and_again(tmp_path):
     flag = tmp_path / "dies"
     kwargs = {"env_kwargs": {"flag": str(flag)}, "on_env_error": "restart", "max_env_restarts": 1000}
-    with envfleet.make(DiesWhenRebuilt, 2, backend="process", num_workers=1, timeout_s=3.0, **kwargs) as pool:
+    with envfleet.make(DiesWhenRebuilt, 2, backend="process", num_workers=1, **kwargs) as pool:
         pool.reset(seed=0)
         flag.touch()
         os.kill(child_pid(pool, 0), signal.SIGKILL)
+        pool.send(np.zeros(2, np.int64))
         with pytest.raises(envfleet.PoolTimeout) as caught:
-            pool.step(np.zeros(2, np.int64))
+            pool.recv(timeout_s=3.0)
         assert "None" not in str(caught.value) and "idle" not in str(caught.value)
 
 

@@ -25,7 +25,7 @@ GIVEN_UP = "The call is given up: envs may still carry it out, but what they ret
 class Calling:
     """Calls to remote envs, and the attributes that were set."""
 
-    def __init__(self, run: Run, timeout_s: float) -> None:
+    def __init__(self, run: Run, timeout_s: float | None) -> None:
         self._run = run
         self._head = run.head
         self._timeout_s = timeout_s

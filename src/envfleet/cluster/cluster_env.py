@@ -664,9 +664,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         Raises:
             UsageError: `agent` is no policy or cannot act deterministically, or an argument is wrong.
-            EnvFailed: An env raised, or its process died.
+            EnvFailed: An env raised, hung, or its process died.
             PolicyFailed: The policy raised on a worker, or cannot be built there.
-            WorkerFailed: An env of the evaluation hung.
+            WorkerFailed: A native env of the evaluation hung.
             WorkerLost: All workers were given up.
             ClusterTimeout: No episode was finished for `timeout_s`. The evaluation is given up.
         """
@@ -740,7 +740,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     # -- inside --
 
-    def _rollout(self, agent: Any, num_steps: int, infos: InfoChoice, timeout_s: float) -> Rollout:
+    def _rollout(self, agent: Any, num_steps: int, infos: InfoChoice, timeout_s: float | None) -> Rollout:
         self._require_open()
         num_steps = whole_number("num_steps", num_steps)
         if not self._collecting.is_begun(agent, num_steps, infos):
@@ -756,7 +756,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
-    def _receive(self, timeout_s: float) -> StepResult:
+    def _receive(self, timeout_s: float | None) -> StepResult:
         result = self._stepping.recv(self.batch_size, timeout_s)
         self._first_seed = None  # only now: a first reset() that timed out may be made again
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,8 +49,8 @@ class ClusterEvaluation:
         self._shares: dict[int, tuple[int, list[int]]] = {}  # open ones: worker -> order, numbers of its episodes
         self._played: list[tuple[Sequence[int], Episodes]] = []
 
-    def play(self, timeout_s: float) -> Episodes:
-        """Play all episodes; `timeout_s` is the longest time without a finished one."""
+    def play(self, timeout_s: float | None) -> Episodes:
+        """Play all episodes; `timeout_s` is the longest time without a finished one; None: no limit."""
         activity = self._run.activity  # a stream must not be collected meanwhile: that would cancel all orders
         progress = Progress()
         try:
@@ -57,7 +58,7 @@ class ClusterEvaluation:
             if not players:
                 raise WorkerLost(f"all workers were given up.\n{GIVEN_UP}")
             self._share(list(range(self._num_episodes)), players)
-            self._wait(timeout_s, progress)
+            self._wait(math.inf if timeout_s is None else timeout_s, progress)
         finally:
             progress.close()
             for worker, (order, _) in self._shares.items():
@@ -93,7 +94,10 @@ class ClusterEvaluation:
             if self._shares and now_s - max(since_s, moved_s) > timeout_s:
                 late = self._run.about(self._shares)
                 done = f"{num_done} of {self._num_episodes} are"
-                raise ClusterTimeout(f"no episode was finished within {timeout_s:g} s; {done}: {late}.\n{GIVEN_UP}")
+                limit = f"The limit is {self._run.limit_text(timeout_s)}."
+                raise ClusterTimeout(
+                    f"no episode was finished within {timeout_s:g} s; {done}: {late}.\n{limit}\n{GIVEN_UP}"
+                )
             progress.show(f"{num_done} of {self._num_episodes} episodes are played", is_news=True)
 
     def _has_news(self) -> bool:
@@ -139,7 +143,7 @@ def evaluate_on(
     is_deterministic: bool,
     num_recorded: int,
     action_mask: str | None,
-    timeout_s: float,
+    timeout_s: float | None,
 ) -> Evaluation:
     """Evaluate an agent on the workers of a run. The arguments are checked."""
     if is_deterministic and not isinstance(agent, PolicySpec):

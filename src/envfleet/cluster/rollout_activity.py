@@ -62,7 +62,7 @@ class RolloutActivity:
         _issue(self._head, range(self._run.num_workers), num_steps, infos)
         self._agent, self._num_steps, self._infos = agent, num_steps, infos  # last: begun only if no order failed
 
-    def finish(self, timeout_s: float) -> Rollout:
+    def finish(self, timeout_s: float | None) -> Rollout:
         """Wait for the rollout that was begun. After an error the same call goes on with it."""
         if self._held is None:
             workers = range(self._run.num_workers)

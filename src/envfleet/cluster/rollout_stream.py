@@ -35,7 +35,7 @@ class StreamSettings:
     num_steps: int  # of each env in a rollout
     infos: InfoChoice  # what rollouts carry of the envs' infos
     credit: int  # rollouts that a worker may collect before the learner takes the first of them
-    timeout_s: float  # for each rollout
+    timeout_s: float | None  # for each rollout; None: no limit
     num_rollouts: int = 1  # that next() returns side by side
     max_lag: int | None = None  # of a rollout when it is taken
     on_stale: OnStale = "pace"

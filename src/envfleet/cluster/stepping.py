@@ -151,7 +151,7 @@ class Stepping:
                 f"a batch has {batch_size} rows, but only {num_envs} envs are in flight: send() more"
             )
 
-    def recv(self, batch_size: int, timeout_s: float) -> StepResult:
+    def recv(self, batch_size: int, timeout_s: float | None) -> StepResult:
         """Wait for the workers that were sent; with fewer rows than all envs, for the first that are ready.
 
         The batch of reset() has the rows of all workers.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envfleet.contract.checks import positive, whole_number
+from envfleet.contract.checks import positive, positive_or_none, whole_number
 from envfleet.contract.errors import UsageError
 from envfleet.contract.pool_config import MOST_RESTARTS
 from envfleet.contract.settings import keep_plain_numbers
@@ -19,9 +19,10 @@ class Timing:
 
     Attributes:
         timeout_s: Seconds that a call waits for workers before ClusterTimeout; default 300. Time in which large
-            messages make progress over a slow network does not count.
+            messages make progress over a slow network does not count. None: no limit; the log says once a minute
+            which workers are late. How long a step of one env may take is `PoolSettings(timeout_s=...)`.
         start_timeout_s: Seconds until all workers must be ready, and until each of them must have built its pool;
-            default 300. Time in the queue of Slurm or Kubernetes does not count: see the launcher's
+            default 300; None: no limit. Time in the queue of Slurm or Kubernetes does not count: see the launcher's
             `queue_timeout_s`.
         min_workers: Number of workers that the constructor waits for; the others join as they come. Default None: all.
         join_timeout_s: Seconds after which a worker that runs but has not joined is restarted; default 60.
@@ -34,8 +35,8 @@ class Timing:
         resend_s: Seconds after which a message that is not known to have arrived is sent again; default 5.
     """
 
-    timeout_s: float = 300.0  # seconds that a call waits for workers
-    start_timeout_s: float = 300.0  # seconds until all workers must be ready, and their pools built
+    timeout_s: float | None = 300.0  # seconds that a call waits for workers; None: no limit
+    start_timeout_s: float | None = 300.0  # seconds until all workers must be ready, their pools built; None: no limit
     min_workers: int | None = None  # number of workers that the constructor waits for; None: all
     join_timeout_s: float = 60.0  # seconds until a worker that runs must have joined
     max_worker_restarts: int = 10  # losses in a row, without an accepted answer, until a worker is given up
@@ -47,9 +48,10 @@ class Timing:
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         keep_plain_numbers(self)
-        for name in ("timeout_s", "start_timeout_s", *BOUNDED):
-            positive(name, getattr(self, name))
+        for name in ("timeout_s", "start_timeout_s"):
+            positive_or_none(name, getattr(self, name))
         for name in BOUNDED:
+            positive(name, getattr(self, name))
             if getattr(self, name) > MOST_SECONDS:
                 raise UsageError(f"{name} must be at most {MOST_SECONDS:,.0f}; got {getattr(self, name)!r}")
         whole_number("max_worker_restarts", self.max_worker_restarts, 0, MOST_RESTARTS)

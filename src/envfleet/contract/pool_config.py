@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from envfleet._native import core
-from envfleet.contract.checks import positive, true_or_false, whole_number
+from envfleet.contract.checks import positive_or_none, true_or_false, whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import UsageError
 from envfleet.contract.settings import keep_plain_numbers
@@ -36,7 +36,10 @@ class PoolSettings:
             is truncated, `info["env_error"]` says why, and the env is built anew.
         max_env_restarts: With "restart": number of failures of an env, without a finished episode between them, after
             which EnvFailed is raised all the same; default 10.
-        timeout_s: Seconds that a wait for results lasts before PoolTimeout; default 60.
+        timeout_s: Seconds that a step or reset of one env may take; default 60. None: no limit; the log says once a
+            minute what is waited for. Beyond it PoolTimeout is raised and nothing is lost; with "restart", and on the
+            workers of a cluster, the env fails instead, and only that one (process pools). For calls of methods, and
+            for batches of native envs, it is the whole wait.
         env_states: How `get_state()` saves a Python env. "own" (default): by the env's own `get_state()` and
             `set_state(state)`. "pickle": an env without these is pickled whole.
     """
@@ -45,7 +48,7 @@ class PoolSettings:
     pin_workers: bool | None = None  # bind each to its share of the CPUs; None: processes of synchronous pools
     on_env_error: OnEnvError = "raise"  # "restart": the row of an env that fails is truncated, and it is built anew
     max_env_restarts: int = 10  # with "restart": failures of an env without a finished episode before EnvFailed
-    timeout_s: float = 60.0  # seconds that a wait for results lasts before PoolTimeout
+    timeout_s: float | None = 60.0  # seconds that a step or reset of one env, or a call, may take; None: no limit
     env_states: EnvStates = "own"  # how Python envs are saved: by their own get_state(); "pickle": else pickled whole
 
     def __post_init__(self) -> None:
@@ -58,7 +61,7 @@ class PoolSettings:
         if self.pin_workers is not None:
             true_or_false("pin_workers", self.pin_workers, " or None")
         whole_number("max_env_restarts", self.max_env_restarts, 0 if self.env_restarts is None else 1, MOST_RESTARTS)
-        positive("timeout_s", self.timeout_s)
+        positive_or_none("timeout_s", self.timeout_s)
         if self.env_states not in get_args(EnvStates):
             raise UsageError(f"env_states must be 'own' or 'pickle'; got {self.env_states!r}")
 
@@ -78,7 +81,8 @@ class PoolConfig(PoolSettings):
     autoreset: Autoreset = Autoreset.NEXT_STEP  # until the mode is switched
     switches_autoreset: bool = False  # the mode may be switched to any other
     observation_mode: ObservationMode = "same"  # "different": bounds of observations may differ from env to env
-    start_timeout_s: float = 300.0  # seconds until the envs must be built
+    start_timeout_s: float | None = 300.0  # seconds until the envs must be built; None: no limit
+    fails_late: bool = False  # an env beyond `timeout_s` fails, and nothing is raised for the pool; so on workers
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -90,7 +94,8 @@ class PoolConfig(PoolSettings):
             raise UsageError(f"no backend is called {self.backend!r}; known: {', '.join(BACKENDS)}")
         if self.observation_mode not in get_args(ObservationMode):
             raise UsageError(f"observation_mode must be 'same' or 'different'; got {self.observation_mode!r}")
-        positive("start_timeout_s", self.start_timeout_s)
+        positive_or_none("start_timeout_s", self.start_timeout_s)
+        true_or_false("fails_late", self.fails_late)
 
     @classmethod
     def of(cls, settings: PoolSettings, **others: Any) -> PoolConfig:
@@ -104,6 +109,11 @@ class PoolConfig(PoolSettings):
         It takes addresses only: the kernel gives it no memory before the first final observation is written (ADR 6).
         """
         return self.switches_autoreset or self.autoreset is Autoreset.SAME_STEP
+
+    @property
+    def gives_up_late(self) -> bool:
+        """Whether the task of an env beyond `timeout_s` ends as a failure, instead of PoolTimeout (process pools)."""
+        return self.fails_late or self.env_restarts is not None
 
     @property
     def rows(self) -> int:

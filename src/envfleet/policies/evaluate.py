@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envfleet.contract.arrays import Array
-from envfleet.contract.checks import positive, true_or_false, whole_number
+from envfleet.contract.checks import positive_or_none, true_or_false, whole_number
 from envfleet.contract.errors import PoolTimeout, UsageError
 from envfleet.contract.evaluation import Episodes, Evaluation, fresh_seed, seeds_of_episodes
 from envfleet.contract.infos.table import Info, InfoTable, mask_key
@@ -33,7 +34,7 @@ def evaluate(
     seed: int | None = None,
     num_recorded: int = 0,
     action_mask: str | None = None,
-    timeout_s: float = 300.0,
+    timeout_s: float | None = 300.0,
 ) -> Evaluation:
     """Play exactly `num_episodes` whole episodes, and return what they came to.
 
@@ -51,7 +52,7 @@ def evaluate(
         num_recorded: Number of episodes whose frames are kept, the first ones. The envs need
             `render_mode="rgb_array"`.
         action_mask: The key of the action masks in the envs' infos, which the policy gets; None: it gets none.
-        timeout_s: Seconds without a finished episode before PoolTimeout.
+        timeout_s: Seconds without a finished episode before PoolTimeout; None: no limit.
 
     Returns:
         Returns, lengths, ends, infos of the last steps and frames of the episodes.
@@ -64,7 +65,7 @@ def evaluate(
     """
     _require_steppable(envs)
     num_episodes, num_recorded = checked_counts(num_episodes, num_recorded, envs.render_mode)
-    positive("timeout_s", timeout_s)
+    positive_or_none("timeout_s", timeout_s)
     seed = fresh_seed() if seed is None else whole_number("seed", seed, at_least=0, at_most=None)
     seeds = seeds_of_episodes(seed, num_episodes)
     true_or_false("deterministic", deterministic)
@@ -300,9 +301,9 @@ class EpisodePlayer:
 class _Deadline:
     """The longest time without a finished episode."""
 
-    def __init__(self, num_episodes: int, timeout_s: float) -> None:
+    def __init__(self, num_episodes: int, timeout_s: float | None) -> None:
         self._num_episodes = num_episodes
-        self._timeout_s = timeout_s
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._num_done = 0
         self._since_s = time.monotonic()
 

@@ -48,11 +48,24 @@ class Backend(Protocol):
     def repeat(self, env_ids: IntArray, line: Line) -> None:
         """`env_ids` repeat their last observation, so that a batch for the others is complete."""
 
-    def recv(self, line: Line, timeout_s: float) -> StepBatch:
-        """Wait for a batch. Raises PoolTimeout, or EnvFailed once for each failed env, and loses nothing."""
+    def recv(self, line: Line, timeout_s: float | None = None) -> StepBatch:
+        """Wait for a batch. Raises PoolTimeout, or EnvFailed once for each failed env, and loses nothing.
 
-    def drain(self, timeout_s: float) -> None:
+        `timeout_s` is the longest wait; None: as the settings say, which may allow each env its time.
+        """
+
+    def drain(self) -> None:
         """Wait until no env is at work, and forget all results that were not received."""
+
+    @property
+    def why_no_giving_up(self) -> str | None:
+        """Why give_up() is not available; None: it is."""
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        """End the tasks that these envs are at work on, as failures, while the next batch is waited for."""
+
+    def call_while_waiting(self, look: Callable[[], None]) -> None:
+        """Call `look` several times a second in each wait, where the backend can. What it raises is passed on."""
 
     def call(self, env_ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Call a method of `env_ids`, which are in ascending order, or get an attribute."""

@@ -75,7 +75,7 @@ class Failure(NamedTuple):
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, WrongResult | ChangeFailed | StateNotRestored):
+    if isinstance(error, WrongResult | ChangeFailed | StateNotRestored | EnvTimedOut):
         return f"{type(error).__name__}: {error}"  # without our module's name
     return traceback.format_exception_only(error)[-1].strip()
 
@@ -93,13 +93,35 @@ class FailureCount(Protocol):
         """Start again from zero."""
 
 
+class EnvTimedOut(BaseException):
+    """Raised inside an env whose task takes too long. No Exception: an env that tries again must not swallow it."""
+
+
+class TaskClock(Protocol):
+    """Measures how long an env has been at work on its task."""
+
+    def renew(self, *, is_building: bool = False) -> None:
+        """Count from now on: the env has failed, or is being built anew."""
+
+
+class _NoClock:
+    """Nobody measures."""
+
+    def renew(self, *, is_building: bool = False) -> None:
+        """See TaskClock."""
+
+
+_NO_CLOCK = _NoClock()
+
+
 class GuardedEpisode:
     """An episode whose env may fail.
 
     A failed step gives a row like any other: truncated, with reward 0, the last observation, and the
     reason in `info["env_error"]`. `failure` is set if the caller is to hear of it as an exception: with
     restarts off always, otherwise when the env failed more than `max_restarts` times in a row without
-    finishing an episode. With restarts on, the env is built anew before its next reset.
+    finishing an episode. With restarts on, the env is built anew before its next reset; so is one that was interrupted,
+    whose state nobody knows.
     """
 
     def __init__(
@@ -116,6 +138,7 @@ class GuardedEpisode:
         lost_because: str | None = None,  # set: an earlier instance is gone, and the caller does not know yet
         seed: int | None = None,  # of the earlier instance
         changes: LiveChanges | None = None,  # that are made while envs run
+        clock: TaskClock = _NO_CLOCK,
     ) -> None:
         self.failure: Failure | None = None
         self._env_id = env_id
@@ -126,6 +149,7 @@ class GuardedEpisode:
         self._lost_because = lost_because
         self._seed = seed
         self._must_rebuild = False
+        self._clock = clock
         self._env_errors = env_errors
         self._action: Any = None  # of the last step; None: the last call was no step
         self._obs_before = empty_obs  # what the last call found
@@ -260,9 +284,10 @@ class GuardedEpisode:
         return self._ended_by(Failure.of(self._env_id, error).error)
 
     def _failed(self, error: BaseException, action: Any) -> Transition:
+        self._clock.renew()
         num_failures = self._counts.add_failure(self._env_id)
         restarts = self._max_restarts is not None
-        self._must_rebuild = restarts
+        must_rebuild = self._must_rebuild = restarts or isinstance(error, EnvTimedOut)
         failure = Failure.of(self._env_id, error, self._seed, action)
         if not restarts:
             self.failure = failure
@@ -275,7 +300,7 @@ class GuardedEpisode:
             self._rebuild_if_needed()
             return self._cut_short(failure.error)
         except self._env_errors as second:  # a same-step reset, or the new env, failed as well
-            self._must_rebuild = restarts
+            self._must_rebuild = must_rebuild or isinstance(second, EnvTimedOut)
             return self._ended_by(f"{failure.error}; then, in reset: {Failure.of(self._env_id, second).error}")
 
     def _ended_by(self, reason: str) -> Transition:
@@ -291,10 +316,15 @@ class GuardedEpisode:
     def _rebuild_if_needed(self) -> None:
         if not self._must_rebuild:
             return
+        self._clock.renew()
         with contextlib.suppress(*self._env_errors):
             self._episode.env.close()
-        time.sleep(backoff_s(self._counts.num_failures(self._env_id)))
-        self._episode.env = self._build()
+        self._clock.renew(is_building=True)
+        try:
+            time.sleep(backoff_s(self._counts.num_failures(self._env_id)))
+            self._episode.env = self._build()
+        finally:
+            self._clock.renew()
         self._episode.changes.begin_anew()
         self._episode.next_seed = self._seed_of_rebuilt()
         self._must_rebuild = False

@@ -41,8 +41,8 @@ def make(
     max_env_restarts: int = DEFAULTS.max_env_restarts,
     render_mode: str | None = None,
     pixels: Pixels | None = None,
-    timeout_s: float = DEFAULTS.timeout_s,
-    start_timeout_s: float = DEFAULTS.start_timeout_s,
+    timeout_s: float | None = DEFAULTS.timeout_s,
+    start_timeout_s: float | None = DEFAULTS.start_timeout_s,
     env_states: EnvStates = DEFAULTS.env_states,
 ) -> EnvPool:
     """Run `num_envs` environments on this machine, as one `gymnasium.vector.VectorEnv`.
@@ -77,8 +77,9 @@ def make(
         render_mode: Gymnasium's; passed to the env.
         pixels: Observations are images of the envs, which are drawn at each step: `envfleet.Pixels(height=84, width=84,
             stack_num=3)`. Python envs draw them, in processes or serially.
-        timeout_s: The longest wait for results before PoolTimeout.
-        start_timeout_s: The longest wait for the envs to be built.
+        timeout_s: The longest time that a step or reset of one env may take before PoolTimeout; with
+            `on_env_error="restart"` the env fails instead. None: no limit, and a line in the log once a minute.
+        start_timeout_s: The longest wait for the envs to be built. None: no limit.
         env_states: How `get_state()` saves Python envs: "own": by their own `get_state()` and `set_state(state)`;
             "pickle": those without are pickled whole.
 

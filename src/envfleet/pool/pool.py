@@ -115,7 +115,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._in_flight.line = Line.FULL
         self._mark_sent(None)
         self._was_reset = True
-        batch = self._recv(self._config.timeout_s)
+        batch = self._recv(None)
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_id: ArrayLike | None = None) -> StepResult:
@@ -152,7 +152,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
                 self._in_flight.require_batch(num_more=int(np.size(env_id)))
             self.send(actions, env_id)
         has_env_ids = self._config.line is Line.FIRST_READY or self._in_flight.is_of_some
-        return self._result(self._config.timeout_s, has_env_ids=has_env_ids)
+        return self._result(None, has_env_ids=has_env_ids)
 
     def step_all(self, actions: Any) -> StepResult:
         """Step all envs and return a row for each, in the order of envs, whatever the batch size of the pool.
@@ -178,7 +178,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         except BaseException:
             self._in_flight.line = self._config.line
             raise
-        return self._result(self._config.timeout_s, has_env_ids=False)
+        return self._result(None, has_env_ids=False)
 
     def render(self, env_ids: ArrayLike | None = None) -> tuple[Any, ...] | None:
         """Render all envs, or some.
@@ -395,7 +395,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         (again) for the same batch. The row of an env that failed is truncated there, with `info["env_error"]`.
 
         Args:
-            timeout_s: Seconds to wait; None: the pool's own `timeout_s`.
+            timeout_s: Seconds to wait for the batch; None: as long as no env takes longer than the pool's `timeout_s`.
 
         Returns:
             Observations, rewards, terminations, truncations and infos; `info["env_id"]` says which env each row
@@ -409,7 +409,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         self._in_flight.require_batch()
-        return self._result(self._config.timeout_s if timeout_s is None else timeout_s, has_env_ids=True)
+        return self._result(timeout_s, has_env_ids=True)
 
     def recv_ready(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the envs that are ready first: as many as a batch has rows, or all that are in flight, if fewer are.
@@ -417,7 +417,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         As recv() otherwise; after an error, call this again for the same batch.
 
         Args:
-            timeout_s: Seconds to wait; None: the pool's own `timeout_s`.
+            timeout_s: As for recv().
 
         Returns:
             Observations, rewards, terminations, truncations and infos; `info["env_id"]` says which env each row
@@ -444,6 +444,32 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         self._clear_flight()
+
+    def give_up(self, env_ids: ArrayLike) -> None:
+        """End the steps or resets that these envs are at work on, for example those that a PoolTimeout names.
+
+        `recv()` then raises EnvFailed and returns the batch, in which their rows are truncated; the envs are built
+        anew. An env that does not react to an interrupt within 2 s loses its process, and with it the episodes of all
+        envs of that process. Envs that are done, or have not begun, are left alone.
+
+        Args:
+            env_ids: Indices of some envs, in any order.
+
+        Raises:
+            UsageError: The envs do not run in processes of their own, or `env_ids` is wrong.
+        """
+        self._require_open()
+        if self._backend.why_no_giving_up is not None:
+            raise UsageError(self._backend.why_no_giving_up)
+        self._backend.give_up(some_env_ids(env_ids, self.num_envs))
+
+    def call_while_waiting(self, look: Callable[[], None]) -> None:
+        """Call `look` several times a second while a call waits for envs in other processes or threads.
+
+        Args:
+            look: What it raises ends the wait, and is passed on; what was waited for goes on.
+        """
+        self._backend.call_while_waiting(look)
 
     # -- live changes --
 
@@ -641,7 +667,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         spaces = self._backend.call(range(num_envs), "observation_space", (), {})
         return batch_differing_spaces(spaces)
 
-    def _result(self, timeout_s: float, *, has_env_ids: bool) -> StepResult:
+    def _result(self, timeout_s: float | None, *, has_env_ids: bool) -> StepResult:
         chosen = self._chosen_env_ids() if self._in_flight.is_of_some else None
         batch = self._recv(timeout_s)
         if has_env_ids:
@@ -660,7 +686,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             self._in_flight.sent(others)
         return self._in_flight.chosen_env_ids()
 
-    def _recv(self, timeout_s: float) -> StepBatch:
+    def _recv(self, timeout_s: float | None) -> StepBatch:
         try:
             batch = self._backend.recv(self._in_flight.line, timeout_s)
         except PoolTimeout as error:
@@ -677,7 +703,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def _clear_flight(self) -> None:
         if self._in_flight.num_envs:
             try:
-                self._backend.drain(self._config.timeout_s)
+                self._backend.drain()
             except PoolTimeout as error:
                 raise PoolTimeout(error.report, NOTHING_WAS_RESET, error.env_ids) from None
             self._in_flight.landed_all()

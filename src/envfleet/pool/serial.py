@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +26,9 @@ from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import ENV_ERRORS, Failure, GuardedEpisode
 from envfleet.pool.process.rows import Extras, RowWriter, action_reader, assemble_batch
 from envfleet.pool.traits import require_same_spaces, set_attribute, traits_of, value_of
+from envfleet.pool.waits import SAME_THREAD, CallWatch
+
+logger = logging.getLogger("envfleet.pool")
 
 
 class SerialBackend:
@@ -39,6 +43,7 @@ class SerialBackend:
         self.step_at_once: StepAtOnce | None = None
         self.is_step_pending = False
         self._num_failures: Counter[int] = Counter()
+        self._watch = CallWatch(self, logger) if config.timeout_s is None else None
         self._changes = LiveChanges()
         self._episodes: list[GuardedEpisode] = []
         built: list[Env] = []
@@ -99,14 +104,19 @@ class SerialBackend:
         """Queue rows that show the last observation of these envs."""
         self._tasks.extend((env_id, self._episodes[env_id].repeat) for env_id in env_ids.tolist())
 
-    def recv(self, line: Line, timeout_s: float) -> StepBatch:
-        """See Backend. A step in this thread cannot be cut off, so `timeout_s` has no effect."""
+    def recv(self, line: Line, timeout_s: float | None = None) -> StepBatch:
+        """See Backend. A step in this thread cannot be cut off, so `timeout_s` has no effect; None has it watched."""
         num_rows = self._config.num_envs if line is Line.FULL else self._config.rows
         filling = self._filling = self._filling or _Filling(self._obs_tree, num_rows)
         while filling.num_done < num_rows:
             env_id, task = self._tasks[0]
             row = env_id if line is Line.FULL else filling.num_done
-            filling.write(row, env_id, self._episodes[env_id], task(), self._writer)
+            if self._watch is None:
+                transition = task()
+            else:
+                with self._watch.during(f"env {env_id} is at work in this thread (timeout_s=None)"):
+                    transition = task()
+            filling.write(row, env_id, self._episodes[env_id], transition, self._writer)
             self._tasks.popleft()  # not before: a Ctrl-C in the env's step leaves it to the next recv()
             failure = self._episodes[env_id].failure
             if failure is not None:
@@ -116,7 +126,7 @@ class SerialBackend:
         self._filling = None
         return assemble_batch(self._obs_tree, filling, filling.extras)
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self) -> None:
         """Carry out what is queued, and forget its results."""
         for _, task in self._tasks:
             task()
@@ -160,8 +170,19 @@ class SerialBackend:
             episode.switch_autoreset(mode)
         return True
 
+    why_no_giving_up = SAME_THREAD
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        """See Backend. Never called."""
+        raise NotImplementedError
+
+    def call_while_waiting(self, look: Callable[[], None]) -> None:
+        """See Backend. There is no wait: the envs work in the calling thread."""
+
     def close(self, terminate: bool = False) -> None:
         """Close each env. What they raise is suppressed."""
+        if self._watch is not None:
+            self._watch.close()
         episodes, self._episodes = self._episodes, []
         for episode in episodes:
             with contextlib.suppress(*ENV_ERRORS):

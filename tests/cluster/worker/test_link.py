@@ -1,5 +1,6 @@
 """A worker's end of the wire, with a socket that a test plays."""
 
+import threading
 import time
 
 import numpy as np
@@ -14,11 +15,12 @@ from envfleet.cluster.worker.link import Link
 class PlayedSocket:
     """Notes what is sent, and answers a pull as soon as somebody receives. A chunk has always just come."""
 
-    def __init__(self, address, keys, silence_s, take):
+    def __init__(self, address, keys, silence_s, take, while_alone):
         self._take = take
         self.sent = []
         self.log = []  # "sent" and "received", in turn
         self.head_is_gone = False
+        self.lock = threading.RLock()
 
     @property
     def received_chunk_s(self):

@@ -1,6 +1,7 @@
 """Native pools and their threads: the same results with any number of them, and none that outlives its pool."""
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.pool import guard
+from envfleet.pool import guard, waits
 from envfleet.pool.native import backend as native
 from envfleet.testing import Act, ScriptedEnv
 from envfleet.testing.programs import require_equal
@@ -215,6 +216,24 @@ def test_a_timeout_loses_nothing():
         with pytest.raises(envfleet.PoolTimeout, match="no full batch after"):
             pool.recv(timeout_s=0.05)
         assert pool.recv()[4]["env_id"] == [0]
+
+
+@pytest.mark.usefixtures("always_help")
+def test_without_a_limit_the_log_says_what_is_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr(waits, "HEARTBEAT_S", 0.3)
+    settings = {"num_workers": 2, "batch_size": 1, "timeout_s": None, "env_kwargs": {"sleep_s": 1.5}}
+    with make_native(ScriptedEnv, 2, **settings) as pool:
+        pool.reset(seed=0)
+        pool.step(np.full(2, Act.GO_ON))
+        pool.recv()
+        pool.send(np.array([Act.SLEEP]), [0])
+        wait_until(lambda: pool._backend._pool.runs_under_way() == [(0, 0)], "the helper has taken the task")
+        looks = []
+        pool.call_while_waiting(lambda: looks.append(time.monotonic()))
+        with caplog.at_level(logging.WARNING, "envfleet.pool"):
+            assert pool.recv()[4]["env_id"] == [0]
+        assert "native envs (timeout_s=None); threads are at work on envs 0 to 0" in caplog.text
+        assert len(looks) >= 2
 
 
 def test_a_helper_that_hangs_does_not_hang_close(monkeypatch, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -28,11 +29,13 @@ from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.contract.errors import ClusterTimeout, JoinTimeout, WorkerFailed, WorkerLost
 from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.launcher import Launcher, WorkerJob
+from envfleet.pool.waits import WaitLog, limit_text
 
 logger = logging.getLogger("envfleet.cluster")
 
 LEAVE_GRACE_S = 5.0
 TELL_EVERY_S = 0.5
+STARTING_LIMIT = "timing.start_timeout_s; None: no limit"
 
 
 class Activity(Protocol):
@@ -120,13 +123,13 @@ class Run:
             activity.resized(num_before)
 
     def wait_until_ready(
-        self, timeout_s: float, num_wanted: int | None = None, most_s: float | None = None
+        self, timeout_s: float | None, num_wanted: int | None = None, most_s: float | None = None
     ) -> RolloutForm:
         """Wait until the pools of workers are built.
 
         Args:
             timeout_s: The longest wait. Time in the launcher's queue, and time in which large messages make progress,
-                does not count.
+                does not count. None: no limit.
             num_wanted: The number of workers to wait for; None: all.
             most_s: The longest wait, with all of its time; None: no such limit.
 
@@ -143,11 +146,13 @@ class Run:
             self._raise_if_hopeless(self.num_workers - num_wanted)
             return False
 
+        limit_s = math.inf if timeout_s is None else timeout_s
         begun_s = time.monotonic()
+        log = WaitLog(logger, begun_s)
         starting_s = queueing_s = receiving_s = 0.0
         progress = Progress()
         try:
-            while not self.head.wait(is_ready, min(TELL_EVERY_S, timeout_s - starting_s)):
+            while not self.head.wait(is_ready, min(TELL_EVERY_S, limit_s - starting_s)):
                 if most_s is not None and time.monotonic() - begun_s >= most_s:
                     self._raise_join_timeout(f"in {most_s:g} s")
                 missing = self._fleet.missing
@@ -159,10 +164,12 @@ class Run:
                 else:
                     receiving_s += TELL_EVERY_S
                 self._show(progress, pending)
+                if not pending:  # the line above tells of queues
+                    log.look(time.monotonic(), lambda: "; ".join(map(self._about, self._fleet.missing)))
                 if self._queue_timeout_s is not None and queueing_s > self._queue_timeout_s:
                     self._raise_join_timeout(f"after {queueing_s:g} s in the queue, the launcher's queue_timeout_s")
-                if starting_s >= timeout_s or receiving_s >= MOST_EXTENSION * timeout_s:
-                    self._raise_join_timeout(f"in {timeout_s:g} s")
+                if starting_s >= limit_s or receiving_s >= MOST_EXTENSION * limit_s:
+                    self._raise_join_timeout(f"in {limit_s:g} s ({STARTING_LIMIT})")
         finally:
             progress.close()
         assert self._fleet.form is not None
@@ -252,11 +259,11 @@ class Run:
         """Those of these workers whose answers are there, in the order in which they came."""
         return self._fleet.answered(workers)
 
-    def wait_for_answers(self, workers: Collection[int], timeout_s: float, then: str) -> None:
+    def wait_for_answers(self, workers: Collection[int], timeout_s: float | None, then: str) -> None:
         """Wait until each of these workers has answered. `then` ends the text of ClusterTimeout."""
         self.wait_for_some(workers, len(workers), timeout_s, then)
 
-    def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float, then: str) -> None:
+    def wait_for_some(self, workers: Collection[int], num_workers: int, timeout_s: float | None, then: str) -> None:
         """Wait until `num_workers` of these workers have answered."""
 
         def is_done() -> bool:
@@ -267,11 +274,11 @@ class Run:
 
         self._wait(is_done, workers, timeout_s, then)
 
-    def wait_for_any(self, timeout_s: float, then: str, is_enough: Callable[[], bool] | None = None) -> None:
+    def wait_for_any(self, timeout_s: float | None, then: str, is_enough: Callable[[], bool] | None = None) -> None:
         """Wait until any worker has answered. WorkerLost is raised only if all of them are given up.
 
         Args:
-            timeout_s: The longest wait.
+            timeout_s: The longest wait; None: no limit.
             then: The end of the text of ClusterTimeout.
             is_enough: What to wait for instead; None: any answer.
         """
@@ -285,14 +292,36 @@ class Run:
 
         self._wait(is_done, workers, timeout_s, then)
 
-    def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float, then: str) -> None:
+    def _wait(self, is_done: Callable[[], bool], workers: Collection[int], timeout_s: float | None, then: str) -> None:
         """Time in which chunks of an answer, or of what a worker needs for it, arrive does not count, see Head.wait."""
         begun_s = time.monotonic()
-        if not self.head.wait(is_done, timeout_s, lambda: self._fleet.last_progress_s(workers)):
-            late = "; ".join(self._about(self._fleet[worker]) for worker in workers if not self._fleet[worker].answers)
+        limit_s = math.inf if timeout_s is None else timeout_s
+        log = WaitLog(logger, begun_s)
+
+        def is_over() -> bool:
+            if is_done():
+                return True
+            log.look(time.monotonic(), lambda: self._late(workers))
+            return False
+
+        if not self.head.wait(is_over, limit_s, lambda: self._fleet.last_progress_s(workers)):
             waited_s = time.monotonic() - begun_s
-            extended = f" ({waited_s:.0f} s with large messages on their way)" if waited_s > 2 * timeout_s else ""
-            raise ClusterTimeout(f"no answer within {timeout_s:g} s{extended}: {late}.\n{then}")
+            extended = f" ({waited_s:.0f} s with large messages on their way)" if waited_s > 2 * limit_s else ""
+            whose = self.limit_text(limit_s)
+            raise ClusterTimeout(f"no answer within {limit_s:g} s{extended}, {whose}: {self._late(workers)}.\n{then}")
+
+    def limit_text(self, timeout_s: float) -> str:
+        """Which setting has ended a wait for workers, and how to raise it."""
+        if timeout_s != self._config.timing.timeout_s:
+            return "the timeout_s of this call"
+        pool_s = self._config.plans[0].pool.timeout_s
+        return (
+            "timing.timeout_s (raise it with timing=Timing(timeout_s=...), None: no limit; how long a step of one env "
+            f"may take is another setting, pool=PoolSettings({limit_text('timeout_s', pool_s)}))"
+        )
+
+    def _late(self, workers: Collection[int]) -> str:
+        return self.about(worker for worker in workers if not self._fleet[worker].answers)
 
     def _raise_if_given_up(self, workers: Collection[int], num_spare: int) -> None:
         gone = [self._fleet[worker] for worker in workers if self._fleet[worker].is_given_up]

@@ -33,9 +33,15 @@ class EvaluationPool:
     """Built by the first evaluation, kept for the next one; built again after a failure, or if more envs are needed."""
 
     def __init__(
-        self, spec: EnvSpec, config: PoolConfig, attributes: Mapping[str, list[Any]], changes: LiveChanges
+        self,
+        spec: EnvSpec,
+        config: PoolConfig,
+        attributes: Mapping[str, list[Any]],
+        changes: LiveChanges,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """Build nothing yet. `attributes` has a value for each of the worker's envs; they and `changes` may change."""
+        self._while_waiting = while_waiting
         self._spec = spec
         self._config = config
         self._attributes = attributes
@@ -92,8 +98,10 @@ class EvaluationPool:
                 batch_size=None,
                 autoreset=Autoreset.NEXT_STEP,
                 switches_autoreset=False,
+                fails_late=True,
             )
             self._pool = make_pool(_first_envs(self._spec, num_envs, self._config.num_envs), config)
+            self._pool.call_while_waiting(self._while_waiting)
             self._num_changes, self._given = 0, {}
         pool = self._pool
         for name, values in self._attributes.items():

@@ -45,6 +45,8 @@ JOIN_S = 60.0  # for an answer to Join
 PULL_S = 60.0  # for an answer to a pull, or the next chunk of it
 ASK_AGAIN_S = 1.0
 FINISH_S = 10.0  # for the head to accept the last answers of a worker that leaves
+BEFORE_EXIT_S = 0.2
+STUCK_S = 3.0  # for a worker that is to leave, but is in the step of an env; then its process is ended
 HEAD_SILENT_S = 600.0  # without an answer to a heartbeat, though the connection is open: the head is gone
 
 
@@ -61,7 +63,7 @@ class Leave(Exception):
 
 
 class Link:
-    """One connection to the head, for one thread."""
+    """One connection to the head, for one thread. While that is busy with a step, another one says that it is alive."""
 
     def __init__(self, address: str, worker: int, keys: str | None, silence_s: float) -> None:
         self.worker = worker
@@ -86,7 +88,9 @@ class Link:
         host = socket.gethostname()
         host = host if is_host_name(host) else ascii(host)[:MOST_HOST_CHARS]
         self._join = encode(Join(protocol=PROTOCOL_VERSION, worker=worker, host=host, pid=os.getpid()))
-        self._socket = WorkerSocket(address, keys, silence_s, self._take)
+        self._leaves = False  # Leave was raised: the worker closes its pool
+        self._stuck_s: float | None = None  # since when it ought to leave, and does not
+        self._socket = WorkerSocket(address, keys, silence_s, self._take, self._while_alone)
 
     def join(self) -> tuple[Welcome, Arrays]:
         """Ask the head to take this worker in. Returns the welcome and its arrays."""
@@ -120,8 +124,8 @@ class Link:
             self._receive(waits=True)
 
     def look(self) -> None:
-        """Between two steps: send a heartbeat and receive, if a heartbeat is due; else do nothing."""
-        if time.monotonic() >= self._next_beat_s:
+        """Between two steps, or during a long one: send a heartbeat and receive, if that is due; else do nothing."""
+        if time.monotonic() >= self._next_beat_s or self._to_leave() is not None:
             self._receive(waits=False)
 
     def is_cancelled(self, order: int) -> bool:
@@ -197,13 +201,35 @@ class Link:
     def _receive(self, waits: bool) -> None:
         """Take all messages that have come, after a short wait for the first if `waits`, and do what is due."""
         self._socket.receive(waits)
+        if (leave := self._to_leave()) is not None:
+            self._leaves = True
+            raise leave
+        with self._socket.lock:
+            self._do_what_is_due(time.monotonic())
+
+    def _to_leave(self) -> Leave | None:
+        """Why the worker must end now; None: it need not."""
         if self._told_to_leave is not None:
-            raise self._told_to_leave
+            return self._told_to_leave
         if self._socket.head_is_gone:
-            raise Leave("the head is gone", WorkerExit.HEAD_GONE)
+            return Leave("the head is gone", WorkerExit.HEAD_GONE)
         if self.leave_because is not None:
-            raise Leave(self.leave_because, WorkerExit.TOLD_TO_LEAVE)
-        self._do_what_is_due(time.monotonic())
+            return Leave(self.leave_because, WorkerExit.TOLD_TO_LEAVE)
+        return None
+
+    def _while_alone(self) -> None:
+        """In another thread: the worker's own is in the step of an env, or builds its pool, or in the policy."""
+        now_s = time.monotonic()
+        leave = self._to_leave()
+        if leave is None:
+            self._do_what_is_due(now_s)
+        elif not self._leaves:
+            self._stuck_s = self._stuck_s or now_s
+            if now_s - self._stuck_s >= STUCK_S:
+                logger.error("leaving: %s; an env, or the policy, is still at work, and ends with this process", leave)
+                self._socket.send(encode(Leaving(why=str(leave), is_failure=False)))
+                time.sleep(BEFORE_EXIT_S)  # for the message to go out
+                os._exit(leave.code)
 
     def _take(self, message: Any, arrays: Arrays) -> None:
         """Take a message; called in any thread, with the socket's lock held."""
@@ -240,7 +266,10 @@ class Link:
         if self._welcome is None or now_s < self._next_beat_s:
             return
         if self._num_unanswered * self._heartbeat_s > HEAD_SILENT_S:
-            raise Leave(f"the head has not answered {self._num_unanswered} heartbeats", WorkerExit.HEAD_GONE)
+            self._told_to_leave = Leave(
+                f"the head has not answered {self._num_unanswered} heartbeats", WorkerExit.HEAD_GONE
+            )
+            return
         self._num_unanswered += 1
         self._next_beat_s = now_s + min(self._heartbeat_s, self._resend_s)
         resent_bytes = self._resent_bytes + self._socket.resent_bytes

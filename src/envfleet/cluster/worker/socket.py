@@ -1,4 +1,4 @@
-"""WorkerSocket: a worker's DEALER. Large messages travel in chunks, also while the worker computes."""
+"""WorkerSocket: a worker's DEALER. Messages come and large ones travel in chunks, also while the worker computes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,36 @@ logger = logging.getLogger("envfleet.worker")
 
 FIRST_RESEND_S = 5.0  # until the head has said how long
 BACKGROUND_S = 0.02
+ALONE_S = 2.0  # the worker's own thread has not been here for so long: an env takes its time, or the policy does
+CHECK_S = 1.0
 CLOSE_S = 5.0
 
 
 class WorkerSocket:
-    """One connection to the head. A background thread goes on with large messages while the worker computes."""
+    """One connection to the head. A background thread goes on with large messages while the worker computes.
 
-    def __init__(self, address: str, keys: str | None, silence_s: float, take: Callable[[Any, Arrays], None]) -> None:
-        """Connect. `take(message, arrays)` is called with `lock` held, in any thread."""
+    While the worker's own thread does not come for long it receives all else, too.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keys: str | None,
+        silence_s: float,
+        take: Callable[[Any, Arrays], None],
+        while_alone: Callable[[], None],
+    ) -> None:
+        """Connect.
+
+        Args:
+            address: Of the head.
+            keys: Of the run.
+            silence_s: Seconds without an answer after which a connection is closed.
+            take: Called with each message and its arrays, in any thread, with `lock` held.
+            while_alone: Called once a second, in another thread, with `lock` held, while the worker's own stays away.
+        """
         self._take = take
+        self._while_alone = while_alone
         self._process = secrets.token_bytes(PROCESS_NAME_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = open_dealer(self._context, address, keys, silence_s)
@@ -47,7 +68,7 @@ class WorkerSocket:
         self._transfers = Transfers(FIRST_RESEND_S, None if is_ipc else digest_of)
         self._num_connected = 0
         self._failure: Exception | None = None  # in the background
-        self._received_s = 0.0  # when the worker's own thread was last here
+        self._received_s = time.monotonic()  # when the worker's own thread was last here
         self._is_sending = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._send_in_background, name="envfleet-sending", daemon=True)
@@ -155,23 +176,43 @@ class WorkerSocket:
         return True
 
     def _send_in_background(self) -> None:
-        """Send the chunks of a rollout while the next one is collected."""
+        """Send the chunks of a rollout while the next one is collected; receive, if nobody else does."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
+        next_check_s = 0.0
         while not self._is_over.is_set():
-            if not self._is_sending.wait(1.0):
+            is_sending = self._is_sending.wait(CHECK_S)
+            if time.monotonic() - self._received_s > ALONE_S and time.monotonic() >= next_check_s:
+                next_check_s = time.monotonic() + CHECK_S
+                if not self._receive_alone():
+                    return
+            if not is_sending:
                 continue
             poll.poll(BACKGROUND_S * 1000)
             if time.monotonic() - self._received_s < BACKGROUND_S:
                 self._is_over.wait(BACKGROUND_S)  # the worker's own thread is receiving
                 continue
             with self.lock:
-                if self._is_over.is_set():
-                    return
-                try:
-                    self._receive_all(waits=False)
-                except Exception as error:  # raised by the next receive()
-                    self._failure = self._failure or error
+                if not self._received_in_background():
                     return
                 if not self._transfers.has_outgoing:
                     self._is_sending.clear()
+
+    def _received_in_background(self) -> bool:
+        """Take all messages that have come, with the lock held. False: the thread is to end."""
+        if self._is_over.is_set():
+            return False
+        try:
+            self._receive_all(waits=False)
+        except Exception as error:  # raised by the next receive()
+            self._failure = self._failure or error
+            return False
+        return True
+
+    def _receive_alone(self) -> bool:
+        """The worker's own thread stays away: do its part. False: the thread is to end."""
+        with self.lock:
+            if not self._received_in_background():
+                return False
+            self._while_alone()
+            return True

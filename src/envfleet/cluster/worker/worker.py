@@ -71,8 +71,8 @@ class Worker:
         """Build the pool that the head wants."""
         self._link = link
         self._sync: SyncRule = welcome.sync
-        self._pool = WorkerPool(welcome, arrays)
-        self._evaluations = EvaluationPool(*self._pool.env_settings)
+        self._pool = WorkerPool(welcome, arrays, link.look)
+        self._evaluations = EvaluationPool(*self._pool.env_settings, link.look)
         self._device = welcome.device
         self._copies = PolicyCopies(has_several=welcome.plan.pool.line is Line.FIRST_READY, device=self._device)
         self._first_env_id = welcome.plan.first_env_id

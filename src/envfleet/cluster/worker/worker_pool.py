@@ -50,10 +50,15 @@ class Episodes(enum.Enum):
 
 
 class WorkerPool:
-    """Builds the pool once, and again only if it hangs: orders say in which autoreset mode they want it."""
+    """Builds the pool once: orders say in which autoreset mode they want it.
 
-    def __init__(self, welcome: Welcome, arrays: Arrays) -> None:
-        """An env that cannot be built raises here."""
+    An env that hangs fails, and only that one (see LateEnvs). Where that is not possible, native envs for example, the
+    pool is built again.
+    """
+
+    def __init__(self, welcome: Welcome, arrays: Arrays, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """An env that cannot be built raises here. `while_waiting` is called now and then while envs are at work."""
+        self._while_waiting = while_waiting
         self._plan = welcome.plan
         self._spec = _spec_of(welcome.plan, arrays)
         self._epoch = welcome.epoch
@@ -292,7 +297,9 @@ class WorkerPool:
     # -- inside --
 
     def _build(self) -> None:
-        self.envs: EnvPool = make_pool(self._spec, replace(self._plan.pool, autoreset=self._autoreset))
+        config = replace(self._plan.pool, autoreset=self._autoreset, fails_late=True)
+        self.envs: EnvPool = make_pool(self._spec, config)
+        self.envs.call_while_waiting(self._while_waiting)
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
         self._episode_changes = EpisodeChanges(self.envs.num_envs)

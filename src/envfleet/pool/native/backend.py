@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -31,6 +33,7 @@ from envfleet.pool.native.registry import NativeChoice
 from envfleet.pool.native.spaces import gymnasium_space
 from envfleet.pool.process.cpus import usable_cpus
 from envfleet.pool.traits import value_of
+from envfleet.pool.waits import HOW_TO_RAISE, WAIT_SLICE_S, WaitLog, deadline_in, limit_text, slice_s
 
 logger = logging.getLogger("envfleet.pool")
 
@@ -81,6 +84,7 @@ class NativeBackend:
         self._held: StepBatch | None = None  # received, but the caller hears of its failures first
         self._unheard: list[Failure] = []
         self._twin_env: gymnasium.Env[Any, Any] | None = None
+        self._while_waiting: Callable[[], None] = lambda: None
 
     @property
     def step_at_once(self) -> StepAtOnce | None:
@@ -125,12 +129,13 @@ class NativeBackend:
         """Queue rows that show the last observation of these envs."""
         self._pool.send_repeat(env_ids, line)
 
-    def recv(self, line: Line, timeout_s: float) -> StepBatch:
+    def recv(self, line: Line, timeout_s: float | None = None) -> StepBatch:
         """See Backend. A step that the calling thread itself has begun cannot be cut off."""
         if self._held is None:
-            received = self._pool.recv(line, timeout_s)
+            wait_s = WAIT_SLICE_S if timeout_s is None else min(WAIT_SLICE_S, timeout_s)
+            received = self._pool.recv(line, wait_s)
             if received is None:
-                raise self._timeout(f"no full batch after {timeout_s:g} s")
+                received = self._wait(partial(self._pool.recv, line), "no full batch", timeout_s, waited_s=wait_s)
             batch = StepBatch(
                 received.env_ids,
                 received.obs,
@@ -153,10 +158,9 @@ class NativeBackend:
         held, self._held = self._held, None
         return held
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self) -> None:
         """Wait until no thread is at work, and forget the results."""
-        if not self._pool.drain(timeout_s):
-            raise self._timeout(f"envs still at work after {timeout_s:g} s")
+        self._wait(self._pool.drain, "envs still at work")
         self._held = None
         self._unheard.clear()
 
@@ -245,6 +249,19 @@ class NativeBackend:
             self._pool.set_generator(env_id, generator, False)
             self._restored.add(env_id)
 
+    why_no_giving_up = (
+        "native envs run in threads of this process, which cannot be interrupted: choose backend='process' for envs "
+        "that may hang, or close the pool"
+    )
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        """See Backend. Never called."""
+        raise NotImplementedError
+
+    def call_while_waiting(self, look: Callable[[], None]) -> None:
+        """See Backend."""
+        self._while_waiting = look
+
     def close(self, terminate: bool = False) -> None:
         """End the helper threads, and close Gymnasium's env, if one was built to draw."""
         if not self._pool.close(CLOSE_WAIT_S):
@@ -322,9 +339,27 @@ class NativeBackend:
             for column, value in zip(arrays.final_obs, self._obs_tree.flatten(transition.final_obs), strict=True):
                 column[row] = value
 
-    def _timeout(self, headline: str) -> PoolTimeout:
+    def _wait(
+        self, wait: Callable[[float], Any], headline: str, timeout_s: float | None = None, waited_s: float = 0.0
+    ) -> Any:
+        """What `wait` gives after a while, in slices: between them the log says what is waited for."""
+        own_s = self._config.timeout_s
+        limit_s = own_s if timeout_s is None else timeout_s
+        deadline_s, log = deadline_in(limit_s) - waited_s, WaitLog(logger, time.monotonic() - waited_s)
+        while not (result := wait(slice_s(deadline_s))):
+            now_s = time.monotonic()
+            self._while_waiting()
+            log.look(now_s, lambda: f"native envs ({limit_text('timeout_s', own_s)}){self._under_way()}")
+            if limit_s is not None and now_s >= deadline_s:
+                if timeout_s is not None:
+                    raise self._timeout(f"{headline} after {limit_s:g} s, the timeout_s of this recv()")
+                text = f"{headline} after {limit_s:g} s, the pool's timeout_s"
+                raise self._timeout(text, f"\n{HOW_TO_RAISE['timeout_s']}")
+        return result
+
+    def _timeout(self, headline: str, remedy: str = "") -> PoolTimeout:
         env_ids = [env_id for first, last in self._pool.runs_under_way() for env_id in range(first, last + 1)]
-        return PoolTimeout(f"{headline}{self._under_way()}", env_ids=env_ids)
+        return PoolTimeout(f"{headline}{self._under_way()}{remedy}", env_ids=env_ids)
 
     def _under_way(self) -> str:
         runs = [f"{first} to {last}" for first, last in self._pool.runs_under_way()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,16 @@ from envfleet.pool.backend import StepAtOnce
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.process import child as process_child
 from envfleet.pool.process.change_channel import ChangeSender
-from envfleet.pool.process.children import Children, slice_s
+from envfleet.pool.process.children import Children
 from envfleet.pool.process.cpus import usable_cpus
 from envfleet.pool.process.info_columns import InfoColumns
+from envfleet.pool.process.late_envs import LateEnvs
 from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
 from envfleet.pool.process.resources import ProcessResources
 from envfleet.pool.process.rows import Extras, assemble_batch
 from envfleet.pool.process.shared_arrays import MemoryFiles, PoolShape, SharedArrays
 from envfleet.pool.process.step_timing import StepTimes, advice
+from envfleet.pool.waits import WAIT_SLICE_S, deadline_in, slice_s
 
 logger = logging.getLogger("envfleet.pool")
 
@@ -48,6 +50,7 @@ class ProcessBackend:
     def __init__(self, builders: Sequence[EnvBuilder], config: PoolConfig) -> None:
         """Start the children and have them build the envs: env 0 first, which tells the spaces."""
         self._config = config
+        self._gives_up_late = config.gives_up_late
         self.step_at_once: StepAtOnce | None = None
         self.is_step_pending = False
         self._warnings: set[str] = set()  # that were logged
@@ -60,7 +63,7 @@ class ProcessBackend:
         self._all_env_ids = np.arange(config.num_envs, dtype=np.int32)
         # A caller who has chosen the number needs no advice on it.
         self._awaits_step_times = config.num_workers is None and self._shape.num_children < config.num_envs
-        deadline_s = time.monotonic() + config.start_timeout_s
+        deadline_s = deadline_in(config.start_timeout_s)
         try:
             self._children = Children(builders, config, self._shape, self._resources, self._channel, self._windows)
             self.traits: EnvTraits = self._children.start_first(deadline_s, times_steps=self._awaits_step_times)
@@ -74,6 +77,7 @@ class ProcessBackend:
             self._task_queues = self._arrays.task_queues
             self._task_queues.let_parent_spin(self._shape.num_children < usable_cpus())
             self._children.start_others(self._task_queues, self._changes, deadline_s)
+            self._late = LateEnvs(self._task_queues, self._arrays.task_clocks, self._resources, self._children)
         except BaseException:
             self.close()
             raise
@@ -106,13 +110,20 @@ class ProcessBackend:
         """Queue rows that show the last observation of these envs."""
         self._task_queues.send(env_ids, core.Op.REPEAT, line)
 
-    def recv(self, line: Line, timeout_s: float) -> StepBatch:
+    def recv(self, line: Line, timeout_s: float | None = None) -> StepBatch:
         """Wait for a batch; children that die meanwhile are replaced."""
-        deadline_s = time.monotonic() + timeout_s
-        while (waited := self._task_queues.wait_full(line, slice_s(deadline_s))) is not _READY:
+        begun_s = time.monotonic()
+        if self._gives_up_late:
+            self._late.glance(self._config, begun_s)
+        wait_s = WAIT_SLICE_S if timeout_s is None else min(WAIT_SLICE_S, timeout_s)
+        while (waited := self._task_queues.wait_full(line, wait_s)) is not _READY:
             self._children.after_wait(waited)
-            if time.monotonic() >= deadline_s:
-                raise self._children.reports.timeout(f"no full batch after {timeout_s:g} s")
+            self._late.look(begun_s, self._config, has_own_deadline=timeout_s is not None)
+            if timeout_s is not None:
+                if time.monotonic() >= begun_s + timeout_s:
+                    text = f"no full batch after {timeout_s:g} s, the timeout_s of this recv()"
+                    raise self._children.reports.timeout(text)
+                wait_s = slice_s(begun_s + timeout_s)
         if self._awaits_step_times:
             self._hear_of_step_times()
         flags, arrays = self._task_queues.take(line)
@@ -122,17 +133,16 @@ class ProcessBackend:
         extras = self._extras(arrays.env_ids, arrays.row_flags) if flags else {}
         return assemble_batch(self._obs_tree, arrays, extras, self._info_columns)
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self) -> None:
         """See Backend. Failures of envs that nobody waits for any more are only logged."""
-        deadline_s = time.monotonic() + timeout_s
+        begun_s = time.monotonic()
         pause_s = 0.0001
         while self._task_queues.busy_env_ids():
             try:
                 self._children.after_wait(_NEWS)
             except (EnvFailed, StepOnEndedEpisode) as error:
                 logger.warning("before the reset: %s", str(error))
-            if time.monotonic() >= deadline_s:
-                raise self._children.reports.timeout(f"envs still at work after {timeout_s:g} s")
+            self._late.look(begun_s, self._config)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.01)
         self._task_queues.abandon()
@@ -173,10 +183,20 @@ class ProcessBackend:
         arguments = {env_id: (state,) for env_id, state in zip(env_ids, states, strict=True)}
         self._on_episodes("restore", arguments, "restore the states of their envs")
 
+    why_no_giving_up: str | None = None
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        """See Backend."""
+        self._late.give_up(env_ids, self._config)
+
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """See Backend. Children, also those that take the place of others, look at the mode before each task."""
         self._arrays.autoreset = mode
         return True
+
+    def call_while_waiting(self, look: Callable[[], None]) -> None:
+        """See Backend."""
+        self._children.while_waiting = look
 
     def close(self, terminate: bool = False) -> None:
         """End all processes and close the memory files."""

@@ -29,6 +29,7 @@ from envfleet.pool.pickling import picklable_part, pickled
 from envfleet.pool.process.change_channel import NO_CHANGES, ChangeReceiver, ChangesSoFar
 from envfleet.pool.process.cpus import keep_to_share
 from envfleet.pool.process.info_columns import InfoColumns
+from envfleet.pool.process.interruption import Interruption, ignore_interruptions
 from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
 from envfleet.pool.process.rows import Extras, RowWriter, action_reader
 from envfleet.pool.process.shared_arrays import MemoryFiles, PoolShape, SharedArrays
@@ -131,6 +132,7 @@ def run(child: int, files: MemoryFiles, shape: PoolShape) -> None:
     """A child's process: build its envs, then do tasks until told to stop."""
     tolerate_full_disk()
     faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True, chain=False)
+    ignore_interruptions()
     channel = ObjectChannel(files.objects)
     windows = Windows(shape.num_envs)
     env_id = child * shape.num_envs // shape.num_children  # its first env, as SharedTaskQueues has it
@@ -212,6 +214,7 @@ class ChildProcess:
         self.task_queues.start_child(child)
         self._autoreset_code = self._arrays.autoreset_code[0]
         self._changes = ChangeReceiver(files.changes, self._arrays, child, start.changes)
+        clock = Interruption(child, self.task_queues, self._arrays.task_clocks, start.config)
         self._episodes: dict[int, GuardedEpisode] = {}
         check_obs = ObservationCheck(obs_tree).check
         for env_id, build in enumerate(builds, start.first_env):
@@ -228,6 +231,7 @@ class ChildProcess:
                     lost_because=start.lost_because,
                     seed=start.seeds[env_id - start.first_env],
                     changes=self._changes.changes,
+                    clock=clock,
                 )
                 self._episodes[env_id] = episode
                 require_same_spaces(traits, episode.env, env_id, start.config.observation_mode)

@@ -17,6 +17,7 @@ STACK_WAIT_S = 1.0
 NUM_LISTED = 10  # ids that a text lists
 BUILD_FAILED_TEXT = "could not build its envs"
 BROKE_DOWN_TEXT = "broke down"
+KILLED_TEXT = "was killed by SIGKILL"
 OP_NAMES = {core.Op.STEP: "in step()", core.Op.RESET: "in reset()"}
 
 
@@ -72,13 +73,16 @@ class ChildReports:
     def death_of(self, child: int, how: str) -> str:
         """Which process died, how, and what one of its envs was doing."""
         doing, env_ids = self._task_queues.doing(child), self.env_ids_of(child)
-        is_in_env = doing.env_id is not None and doing.op in OP_NAMES
+        is_in_env = doing.env_id is not None and doing.op in OP_NAMES and f"env {doing.env_id} was" not in how
         during = f" while env {doing.env_id} was {OP_NAMES[doing.op]}" if is_in_env else ""
         name = f"process {pid}, which ran" if (pid := self._task_queues.pid(child)) else "the new process of"
         return f"{name} envs {env_ids.start} to {env_ids.stop - 1}, {how}{during}"
 
-    def timeout(self, headline: str) -> PoolTimeout:
-        """The error of a wait that lasted too long: which envs are still at work, and where they hang."""
+    def timeout(self, headline: str, remedy: str = "", late: Sequence[int] | None = None) -> PoolTimeout:
+        """The error of a wait that lasted too long: which envs are still at work, where they hang, and what to do.
+
+        `late` are the envs to name; None: all that are at work.
+        """
         busy = self._task_queues.busy_env_ids()
         lines = [f"{headline}; still at work: envs {busy}"]
         hung: list[int] = []
@@ -96,4 +100,5 @@ class ChildReports:
                 lines.append(f"{self.name_of(child)}: {state}; envs that wait behind it: {waiting}")
             if self._task_queues.pid(child):
                 lines.append(self.stack_of(child))
-        return PoolTimeout("\n".join(lines), env_ids=hung)
+        lines += [remedy] if remedy else []
+        return PoolTimeout("\n".join(lines), env_ids=hung if late is None else late)

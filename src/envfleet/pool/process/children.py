@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envfleet._native import core
@@ -16,24 +16,29 @@ from envfleet.pool.building import EnvBuilder
 from envfleet.pool.guard import Failure, backoff_s
 from envfleet.pool.process import child as process_child
 from envfleet.pool.process.change_channel import NO_CHANGES, ChangeSender
-from envfleet.pool.process.child_reports import BROKE_DOWN_TEXT, BUILD_FAILED_TEXT, ChildReports, death_text, listed
+from envfleet.pool.process.child_reports import (
+    BROKE_DOWN_TEXT,
+    BUILD_FAILED_TEXT,
+    KILLED_TEXT,
+    ChildReports,
+    death_text,
+    listed,
+)
 from envfleet.pool.process.object_channel import FileClosed, ObjectChannel, Windows
 from envfleet.pool.process.resources import ProcessResources
 from envfleet.pool.process.rows import Extras
 from envfleet.pool.process.shared_arrays import PoolShape, SharedArrays
 from envfleet.pool.process.spawner import KILL_WAIT_S, ReportExits, Spawn, Spawner
 from envfleet.pool.registrations import Registrations
+from envfleet.pool.waits import HOW_TO_RAISE, WaitLog, deadline_in, limit_text, slice_s
 
 logger = logging.getLogger("envfleet.pool")
-
-WAIT_SLICE_S = 0.2  # how often a wait looks whether the spawner still lives; all else wakes it at once
 
 _READY, _NEWS = core.Waiting.READY, core.Waiting.NEWS
 
 
-def slice_s(deadline_s: float) -> float:
-    """Seconds that a single wait lasts, before the deadline and the spawner are looked at."""
-    return max(0.0, min(WAIT_SLICE_S, deadline_s - time.monotonic()))
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class Children:
@@ -61,6 +66,9 @@ class Children:
         self._has_begun = False
         self._seeds: list[int | None] = [None] * shape.num_envs  # of each env's last seeded reset
         self._num_requests = [1] * shape.num_children  # the first reply says that the child is ready
+        self.spawned_s = [0.0] * shape.num_children  # when each child's process was asked for
+        self.killed_because: dict[int, str] = {}  # by child: of the death that is to be noticed next
+        self.while_waiting: Callable[[], None] = _nothing  # called several times a second; what it raises is passed on
         SharedArrays.allocate_task_queues(self._files, shape)
         self._task_queues = SharedArrays.task_queues_alone(self._files, shape)
         self.reports = ChildReports(self._task_queues, resources)
@@ -73,7 +81,10 @@ class Children:
         self._resources.spawner.tell(self._watch())
         self._resources.num_children = self._shape.num_children
         self._spawn(0, times_steps=times_steps)
+        log = WaitLog(logger, time.monotonic())
         while self._task_queues.wait_replies(0, 1, slice_s(deadline_s)) is not _READY:
+            self.while_waiting()
+            log.look(time.monotonic(), lambda: f"the first env is being built ({self._start_limit})")
             if not self._resources.spawner.is_alive:
                 raise EnvFailed("the process that starts the envs died before it built one", env_id=0)
             for _, status in self._task_queues.take_exits():
@@ -81,8 +92,8 @@ class Children:
             if time.monotonic() >= deadline_s:
                 stack = "" if self._task_queues.pid(0) is None else f"\n{self.reports.stack_of(0)}"
                 raise PoolTimeout(
-                    f"the first env was not built after start_timeout_s={self._config.start_timeout_s:g} s; "
-                    f"if it takes that long, pass a larger start_timeout_s{stack}"
+                    f"the first env was not built after {self._start_limit}; "
+                    f"if it takes that long, pass a larger start_timeout_s, or None for no limit{stack}"
                 )
         self._resources.task_queues = self._task_queues  # from here on an env is there to be closed
         self._traits, why_no_spec = process_child.FirstReply(*self._channel.get(Windows.traits))
@@ -100,9 +111,12 @@ class Children:
         for child in range(1, self._shape.num_children):
             self._spawn(child)
         for child in range(self._shape.num_children):
-            limit = f"start_timeout_s={self._config.start_timeout_s:g} s"
-            self._wait_replies(child, deadline_s, "build its envs", limit)
+            self._wait_replies(child, deadline_s, "build its envs", self._start_limit)
         self._has_begun = True
+
+    @property
+    def _start_limit(self) -> str:
+        return limit_text("start_timeout_s", self._config.start_timeout_s)
 
     def _why_not_built(self, how: str) -> Exception:
         """The first child died before env 0 was there."""
@@ -132,6 +146,7 @@ class Children:
             changes=NO_CHANGES if self._changes is None else self._changes.for_new_child(child),
         )
         self._channel.put_code(self._windows.request(child), start)
+        self.spawned_s[child] = time.monotonic() + delay_s
         self._resources.spawner.tell(Spawn(child, process_child.run, (self._files, self._shape)))
 
     def note_seed(self, env_id: int, seed: int | None) -> None:
@@ -141,9 +156,9 @@ class Children:
 
     # -- asking --
 
-    def ask(self, requests: Sequence[process_child.Request], what: str, timeout_s: float) -> list[Any]:
+    def ask(self, requests: Sequence[process_child.Request], what: str, timeout_s: float | None) -> list[Any]:
         """Send each child its request, and return what they answer for their envs, in the order of the envs."""
-        deadline_s, limit = time.monotonic() + timeout_s, f"timeout_s={timeout_s:g} s"
+        deadline_s, limit = deadline_in(timeout_s), limit_text("timeout_s", timeout_s)
         self._wait_for_idle(deadline_s, limit)
         for child, request in enumerate(requests):
             self._channel.put_code(self._windows.request(child), request)
@@ -182,19 +197,23 @@ class Children:
                 self._wait_replies(child, deadline_s, "answer an earlier call", limit)
 
     def _wait_replies(self, child: int, deadline_s: float, what: str, limit: str) -> None:
+        log = WaitLog(logger, time.monotonic())
         while True:
             waited = self._task_queues.wait_replies(child, self._num_requests[child], slice_s(deadline_s))
             if waited is _READY:
                 return
             self.after_wait(waited)
+            log.look(time.monotonic(), lambda: f"child {child} has yet to {what} ({limit})")
             if time.monotonic() >= deadline_s:
                 text = f"child {child} did not {what} within {limit}"
-                raise PoolTimeout(f"{text}\n{self.reports.stack_of(child)}")
+                remedy = HOW_TO_RAISE[limit.partition("=")[0]]
+                raise PoolTimeout(f"{text}\n{self.reports.stack_of(child)}\n{remedy}")
 
     # -- failing --
 
     def after_wait(self, waited: core.Waiting) -> None:
         """Nothing came: see to children that died, and raise what the caller has not heard of yet."""
+        self.while_waiting()
         if not self._resources.spawner.is_alive:
             self._replace_spawner()
         if waited is not _NEWS:
@@ -218,6 +237,9 @@ class Children:
 
     def _replace_child(self, child: int, how: str) -> Exception | None:
         """Start another child in place of a dead one; returns what the caller must hear of it."""
+        if how == KILLED_TEXT:
+            how = self.killed_because.get(child, how)
+        self.killed_because.pop(child, None)
         doing, env_ids = self._task_queues.doing(child), self.reports.env_ids_of(child)
         culprit = env_ids.start if doing.env_id is None else doing.env_id
         has_reply = how in (BUILD_FAILED_TEXT, BROKE_DOWN_TEXT)

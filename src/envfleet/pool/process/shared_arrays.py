@@ -14,6 +14,7 @@ from envfleet.contract.episode import Autoreset
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.batch_layout import aligned, column_offsets, columns_of
 from envfleet.pool.process.info_columns import InfoColumns
+from envfleet.pool.process.task_clocks import TaskClocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ class SharedArrays:
         settings = memoryview(self._memory)[num_bytes:]
         self.autoreset_code = settings[:1]
         self.num_changes = settings[8:16].cast("Q")  # [1]: changes that the parent has made
-        self.num_changes_taken = settings[16:].cast("Q")  # [num_children]: and how many of them each child has taken
+        clocks = 16 + 8 * shape.num_children
+        self.num_changes_taken = settings[16:clocks].cast("Q")  # [num_children]: how many of them each child has taken
+        self.task_clocks = TaskClocks(settings[clocks:])
         self.task_queues = core.SharedTaskQueues(
             self._memory, shape.num_envs, shape.num_children, shape.batch_size, self.stores
         )
@@ -123,8 +126,8 @@ def _action_bytes(num_envs: int, actions: SpaceTree) -> int:
 
 
 def _settings_bytes(shape: PoolShape) -> int:
-    """The autoreset mode, and the counters of changes."""
-    return 8 * (2 + shape.num_children)
+    """The autoreset mode, the counters of changes, and the clocks."""
+    return 8 * (2 + shape.num_children) + TaskClocks.required_bytes(shape.num_children)
 
 
 def _task_queues_bytes(shape: PoolShape) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,6 +33,9 @@ from envfleet.pool.vector.vectorized import (
     failed_env_ids,
     traits_of_vector,
 )
+from envfleet.pool.waits import SAME_THREAD, CallWatch
+
+logger = logging.getLogger("envfleet.pool")
 
 
 class VectorBackend:
@@ -52,12 +57,13 @@ class VectorBackend:
         self.step_at_once: StepAtOnce | None = None
         self.is_step_pending = False
         self._autoreset = config.autoreset
+        self._watch = CallWatch(self, logger) if config.timeout_s is None else None
         self._vector: Vectorized = self._build(self._autoreset)
         try:
             self._resets_some = _resets_some(self._vector, self._autoreset)
             self.traits: EnvTraits = traits_of_vector(self._vector.env)
         except BaseException:
-            self.close()
+            close_vector(self._vector.env)
             raise
         self._obs_tree = SpaceTree(self.traits.observation_space)
         self._observations = ObservationCheck(self._obs_tree)
@@ -86,14 +92,14 @@ class VectorBackend:
 
     def _build_for(self, mode: Autoreset) -> None:
         """Put a vector env with another mode in the place of this one, which is closed before: never two at once."""
-        self.close()
+        close_vector(self._vector.env)
         self._is_broken, self._task, self._failure = True, None, None
         try:
             self._vector = self._build(mode)
             self._resets_some = _resets_some(self._vector, mode)
             self._set_attributes()
         except ENV_ERRORS as error:  # the next reset builds one with the old mode
-            self.close()
+            close_vector(self._vector.env)
             failure = Failure.of(0, error)
             name = mode.name.lower()
             raise EnvFailed(
@@ -109,7 +115,8 @@ class VectorBackend:
         if len(env_ids) < self._config.num_envs:
             self._require_some("some envs cannot be reset alone")
         try:
-            batch = self._reset(env_ids, seeds, options)
+            with self._watched("is reset"):
+                batch = self._reset(env_ids, seeds, options)
         except UsageError:
             raise
         except ENV_ERRORS as error:
@@ -135,13 +142,14 @@ class VectorBackend:
         """See Backend. Never called: a vector env steps all its envs together."""
         raise NotImplementedError
 
-    def recv(self, line: Line, timeout_s: float) -> StepBatch:
-        """See Backend. A step of another library cannot be cut off, so `timeout_s` has no effect."""
+    def recv(self, line: Line, timeout_s: float | None = None) -> StepBatch:
+        """See Backend. A step of another library cannot be cut off: `timeout_s` has no effect; None has it watched."""
         if self._failure is not None:
             self._fail(self._failure)
         assert self._task is not None  # the facade receives what it has sent
         try:
-            batch = self._task()
+            with self._watched("steps"):
+                batch = self._task()
         except StepOnEndedEpisode:
             self._task = lambda: self._batch(self._copied(self._last_obs), self._no_infos())
             raise
@@ -150,7 +158,7 @@ class VectorBackend:
         self._task = None
         return batch
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self) -> None:
         """Forget what was sent: nothing runs before recv()."""
         self._task = self._failure = None
 
@@ -225,8 +233,19 @@ class VectorBackend:
         """See Backend."""
         raise NotImplementedError
 
+    why_no_giving_up = SAME_THREAD
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        """See Backend. Never called."""
+        raise NotImplementedError
+
+    def call_while_waiting(self, look: Callable[[], None]) -> None:
+        """See Backend. There is no wait: the vector env works in the calling thread."""
+
     def close(self, terminate: bool = False) -> None:
         """Close the vector env of the other library."""
+        if self._watch is not None:
+            self._watch.close()
         close_vector(self._vector.env)
 
     def abandon(self) -> None:
@@ -329,11 +348,15 @@ class VectorBackend:
         infos.add_errors(self._env_ids, reason, final_obs)
         return self._batch(obs, infos)._replace(truncated=np.ones(num_envs, np.bool_))
 
+    def _watched(self, doing: str) -> AbstractContextManager[None]:
+        what = f"{type(self._vector.env).__name__} {doing} in this thread (timeout_s=None)"
+        return nullcontext() if self._watch is None else self._watch.during(what)
+
     def _no_infos(self) -> InfoTable:
         return InfoTable(self._config.num_envs)
 
     def _rebuild(self) -> None:
-        self.close()
+        close_vector(self._vector.env)
         self._vector = self._build(self._autoreset)
         self._set_attributes()
 
