@@ -12,7 +12,14 @@ from gymnasium import spaces
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
-from envfleet.contract.policy import Acted, ActsDeterministically, ExposesDistribution, Recurrent, Seedable
+from envfleet.contract.policy import (
+    Acted,
+    ActsDeterministically,
+    ExposesDistribution,
+    Recurrent,
+    SavesRandomState,
+    Seedable,
+)
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 from envfleet.policies.adapting import as_policy
@@ -83,13 +90,16 @@ class NormalizedPolicy:
         self._moments = [RunningMoments(leaf.shape) if _is_float(leaf) else None for leaf in self._tree.leaves]
         if not any(self._moments):
             raise UsageError(f"{observation_space} has no Box of floats, so there is nothing to normalise")
-        # Whether it is Recurrent, Seedable or ActsDeterministically shows in these methods: only if the agent is.
+        # Whether it is Recurrent, Seedable and so on shows in these methods: only if the agent is.
         if isinstance(self._policy, ActsDeterministically):
             self.act_deterministically = self._act_deterministically
         if isinstance(self._policy, Recurrent):
             self.initial_state = self._policy.initial_state
         if isinstance(self._policy, Seedable):
             self.seed = self._policy.seed
+        if isinstance(self._policy, SavesRandomState):
+            self.get_random_state = self._policy.get_random_state
+            self.set_random_state = self._policy.set_random_state
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the agent and the present statistics."""
@@ -275,6 +285,37 @@ class RewardScaler:
             running = np.where(ended[t], 0.0, running)
         self._moments.update(returns)
         self._returns[env_ids] = running
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics, for `extra` of a checkpoint.
+
+        Returns:
+            Arrays and numbers by name, for load_state_dict().
+        """
+        moments = self._moments
+        return {
+            "mean": moments.mean.copy(),
+            "var": moments.var.copy(),
+            "count": moments.count,
+            "returns": self._returns.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with statistics of another scaler.
+
+        Args:
+            state: what state_dict() returned.
+
+        Raises:
+            UsageError: a part of it is missing.
+        """
+        try:
+            mean, var, count, returns = (state[name] for name in ("mean", "var", "count", "returns"))
+        except KeyError as error:
+            raise UsageError(f"the state of a RewardScaler has {error}; got {sorted(state)}") from None
+        moments = self._moments
+        moments.mean, moments.var, moments.count = np.array(mean), np.array(var), float(count)
+        self._returns = np.array(returns, np.float64)
 
     def scale(self, rewards: Any) -> Any:
         """Divide rewards by std.
