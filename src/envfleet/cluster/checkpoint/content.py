@@ -81,9 +81,8 @@ class SavedHead(_Saved):
     @classmethod
     def of_tree(cls, tree: Any) -> Self:
         """See above."""
-        return super(SavedHead, cls).of_tree(
-            {**tree, "workers": [SavedWorker.of_tree(each) for each in tree["workers"]]}
-        )
+        workers = [SavedWorker.of_tree(each) for each in tree["workers"]]
+        return super(SavedHead, cls).of_tree({**tree, "workers": workers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

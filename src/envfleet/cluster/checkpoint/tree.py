@@ -66,19 +66,8 @@ def unpacked(plain: Any, arrays: Sequence[Array]) -> Any:
 
 
 def _packed(value: Any, path: str, depth: int, arrays: list[Array]) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, bytes):
-        return bytes(value)
-    if isinstance(value, str):
-        return _text(value, path)
-    if isinstance(value, np.generic):
-        dtype, array = _array_form(np.asarray(value), path)
-        return ["scalar", dtype, array.tobytes()]
-    if isinstance(value, int):
-        return int(value) if _MIN_INT <= value <= _MAX_INT else ["int", hex(value)]
-    if isinstance(value, float):
-        return float(value)
+    if value is None or isinstance(value, bool | bytes | str | np.generic | int | float):
+        return _packed_scalar(value, path)
     if depth >= MAX_DEPTH:
         raise UsageError(f"{path} is nested deeper than {MAX_DEPTH} levels; does it contain itself?")
     if isinstance(value, dict):
@@ -98,6 +87,21 @@ def _packed(value: Any, path: str, depth: int, arrays: list[Array]) -> Any:
         f"{path} is a {_kind(value)}; a checkpoint carries None, numbers, text, bytes, lists, tuples, dictionaries "
         "with text or ints as keys, NumPy arrays and torch tensors"
     )
+
+
+def _packed_scalar(value: Any, path: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, str):
+        return _text(value, path)
+    if isinstance(value, np.generic):  # before float, which float64 is
+        dtype, array = _array_form(np.asarray(value), path)
+        return ["scalar", dtype, array.tobytes()]
+    if isinstance(value, float):
+        return float(value)
+    return int(value) if _MIN_INT <= value <= _MAX_INT else ["int", hex(value)]
 
 
 def _packed_dict(value: dict[Any, Any], path: str, depth: int, arrays: list[Array]) -> Any:

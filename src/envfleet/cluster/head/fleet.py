@@ -44,6 +44,8 @@ logger = logging.getLogger("envfleet.cluster")
 
 Frames = list[Any]
 
+_OF_A_CHANGE = ("number", "kind", "name", "args", "kwargs")  # what a checkpoint has of it
+
 
 class DueWorker(NamedTuple):
     """A worker that is to be started now."""
@@ -145,16 +147,8 @@ class Fleet:
 
     def saved_changes(self) -> list[dict[str, Any]]:
         """The last change of each kind and name, for a checkpoint."""
-        return [
-            {
-                "number": each.number,
-                "kind": each.kind.value,
-                "name": each.name,
-                "args": each.args,
-                "kwargs": each.kwargs,
-            }
-            for each in self._changes.values()
-        ]
+        changes = [{name: getattr(each, name) for name in _OF_A_CHANGE} for each in self._changes.values()]
+        return [{**each, "kind": each["kind"].value} for each in changes]
 
     def restore(self, saved: SavedHead) -> None:
         """Go on from a checkpoint, before any worker joins."""

@@ -187,7 +187,7 @@ class Head:
             self.versions.set_code(code)
 
     def adopt_code(self, code: PolicyCode, weights: Mapping[str, Array]) -> None:
-        """This is the code of the policy that was restored. Raises UsageError if the agent's weights do not fit."""
+        """Take the code of the policy that was restored. Raises UsageError if the agent's weights do not fit."""
         with self._socket.here():
             self.versions.adopt_code(code, weights)
 

@@ -26,7 +26,6 @@ from envfleet.cluster.wire.messages import (
     EnvFailure,
     Evaluate,
     EvaluationProgress,
-    EvaluationReady,
     NotReady,
     OrderCancelled,
     OrderFailed,
@@ -34,7 +33,6 @@ from envfleet.cluster.wire.messages import (
     RolloutReady,
     RowsReady,
     SaveState,
-    StateReady,
     StateRestored,
     ValuesReady,
 )
@@ -51,22 +49,11 @@ Frames = list[Any]
 Deliver = Callable[[bytes, Frames], Delivery]
 
 MOST_LOSSES_AT_START = 3
-COUNTERS = [
-    "num_steps",
-    "num_rollouts",
-    "num_dropped_rollouts",
-    "num_dropped_steps",
-    "num_pulls",
-    "version",
-    "lag",
-    "num_nan_rows",
-    "num_out_of_bounds_rows",
-    "code_bytes",
-    "weight_bytes",
-    "rollout_bytes",
-    "announcement_bytes",
-    "resent_bytes",
-]  # those of stats() that go on after a resume
+COUNTERS = (  # those of stats() that go on after a resume
+    *("num_steps", "num_rollouts", "num_dropped_rollouts", "num_dropped_steps", "num_pulls", "version", "lag"),
+    *("num_nan_rows", "num_out_of_bounds_rows"),
+    *("code_bytes", "weight_bytes", "rollout_bytes", "announcement_bytes", "resent_bytes"),
+)
 NOT_REPORTED = WorkerStatus(WorkerState.RUNNING, "the launcher has not said how it is")
 
 
@@ -265,12 +252,13 @@ class WorkerRecord:
             return self._checked_rollout(message, arrays, form, newest_version, expected)
         if isinstance(message, RowsReady):
             return form.check_rows(self.worker, decode_bounded(message.info), arrays)
-        if isinstance(message, EvaluationReady):
-            assert isinstance(expected.message, Evaluate)
+        if isinstance(expected.message, Evaluate):
             return checked_episodes(message, arrays, expected.message)
-        if isinstance(message, StateReady):
-            assert isinstance(expected.message, SaveState)
+        if isinstance(expected.message, SaveState):
             return checked_state(message, arrays, expected.message)
+        return self._checked_values(message, form)
+
+    def _checked_values(self, message: Any, form: RolloutForm) -> list[Any]:
         if isinstance(message, StateRestored):
             return []
         assert isinstance(message, ValuesReady)

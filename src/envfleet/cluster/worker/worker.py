@@ -137,14 +137,8 @@ class Worker:
 
     def _carry_out(self, order: Any, arrays: Arrays) -> None:
         link = self._link
-        if isinstance(order, ChangeEnvs):  # also a cancelled one: it is for all episodes to come
-            self._pool.change(order)
-            link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
-            return
-        if isinstance(order, RestoreState):  # likewise: a stream that begins meanwhile cancels all open orders
-            self._restore(order, arrays)
-            link.answer(StateRestored(order=order.order))
-            return
+        if isinstance(order, ChangeEnvs | RestoreState):  # also a cancelled one: it is for all that follows
+            return self._carry_out_always(order, arrays)
         if link.is_cancelled(order.order):
             raise Cancelled
         if isinstance(order, Step):
@@ -170,6 +164,15 @@ class Worker:
         elif isinstance(order, SetAttr):
             self._pool.set_attr(order.name, from_plain(order.values))
             link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+
+    def _carry_out_always(self, order: ChangeEnvs | RestoreState, arrays: Arrays) -> None:
+        if isinstance(order, RestoreState):
+            self._restore(order, arrays)
+            self._link.answer(StateRestored(order=order.order))
+        else:
+            self._pool.change(order)
+            nothing = to_plain([None] * self._pool.envs.num_envs)
+            self._link.answer(ValuesReady(order=order.order, values=nothing))
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
         self._bring_up_to_date(order)

@@ -1,4 +1,4 @@
-"""The bytes of a worker's state in a checkpoint, and what waits in them until the policy is built. Only workers read it.
+"""A worker's state in a checkpoint: bytes that only workers read, and what waits in them until the policy is built.
 
 No pickle: plain values, as `cluster/wire/plain_values.py` has them.
 """
