@@ -136,7 +136,7 @@ def test_step_goes_on_without_a_reset(tmp_path, mode):
             number += 1
         cluster.save(tmp_path / "run.ckpt")
         through, at_save = [], (number, ended)
-        for number in range(number, 70):
+        for number in range(at_save[0], 70):
             *_, ended = rows = stepped(cluster, number, ended)
             through.append(rows)
     number, ended = at_save
