@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from envfleet.contract.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import (
+    CheckpointError,
     ChildDied,
     ClusterError,
     ClusterTimeout,
@@ -40,6 +41,7 @@ from envfleet.pool.pool import EnvPool
 from envfleet.version import __version__
 
 if TYPE_CHECKING:
+    from envfleet.cluster.checkpoint.checkpoint import Checkpoint, load_checkpoint
     from envfleet.cluster.cluster_env import ClusterEnv
     from envfleet.cluster.network import Network
     from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 # What a pool does not need, above all ZeroMQ, is imported when it is first asked for.
 _LATER = {
     "APS": "envfleet.cluster.sync",
+    "Checkpoint": "envfleet.cluster.checkpoint.checkpoint",
     "ClusterEnv": "envfleet.cluster.cluster_env",
     "EpsilonGreedy": "envfleet.policies.off_policy",
     "Every": "envfleet.cluster.sync",
@@ -84,6 +87,7 @@ _LATER = {
     "Timing": "envfleet.cluster.timing",
     "TorchPolicy": "envfleet.policies.torch.policy",
     "evaluate": "envfleet.policies.evaluate",
+    "load_checkpoint": "envfleet.cluster.checkpoint.checkpoint",
 }
 
 
@@ -106,6 +110,8 @@ __all__ = [
     "Autoreset",
     "Bernoulli",
     "Categorical",
+    "Checkpoint",
+    "CheckpointError",
     "ChildDied",
     "ClusterEnv",
     "ClusterError",
@@ -161,6 +167,7 @@ __all__ = [
     "evaluate",
     "gae",
     "gae_of",
+    "load_checkpoint",
     "load_native",
     "make",
     "registry",

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from envfleet.contract.errors import UsageError
-from envfleet.policies.torch_random import have_drawn, random_states, set_random_states
+from envfleet.policies.torch.random_states import have_drawn, random_states, set_random_states
 
 OWN_METHOD = "get_deterministic_action"
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from envfleet.policies.torch_random import random_states, set_random_states
+from envfleet.policies.torch.random_states import random_states, set_random_states
 
 logger = logging.getLogger("envfleet.policies")
 
