@@ -46,7 +46,7 @@ class EnvSaver:
         name: Of the kind of env; a state fits only envs of the same name.
     """
 
-    def __init__(self, env: Env, how: EnvStates) -> None:
+    def __init__(self, env: Any, how: EnvStates) -> None:
         """Find out how.
 
         Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from envfleet.cluster.head.answers import Answered
@@ -28,12 +29,13 @@ class StatesOfWorkers:
         self._fleet = run.head.fleet
         self._told: set[str] = set()
 
-    def ask(self, timeout_s: float) -> dict[int, SavedState]:
+    def ask(self, timeout_s: float | None) -> dict[int, SavedState]:
         """The state of each worker that is ready; one that is lost meanwhile has none.
 
         Raises:
-            ClusterTimeout: They have not answered after `timeout_s`.
+            ClusterTimeout: They have not answered after `timeout_s`; None: no limit.
         """
+        timeout_s = math.inf if timeout_s is None else timeout_s
         activity = self._run.activity  # a stream must not be collected meanwhile: that would cancel all orders
         order = Order(SaveState(version=self._head.versions.version))
         ready = [record.worker for record in self._fleet if record.is_ready]

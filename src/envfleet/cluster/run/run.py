@@ -178,7 +178,7 @@ class Run:
         assert self._fleet.form is not None
         return self._fleet.form
 
-    def wait_until_restored(self, timeout_s: float) -> None:
+    def wait_until_restored(self, timeout_s: float | None) -> None:
         """Wait until the workers that are ready go on where the checkpoint has them.
 
         Raises:
@@ -195,10 +195,10 @@ class Run:
             self._raise_if_hopeless(len(self._fleet) - 1)
             return not any(record.is_ready and record.to_restore is not None for record in self._fleet)
 
-        workers = range(self.num_workers)
-        if not self.head.wait(is_done, timeout_s, lambda: self._fleet.last_progress_s(workers)):
+        workers, limit_s = range(self.num_workers), math.inf if timeout_s is None else timeout_s
+        if not self.head.wait(is_done, limit_s, lambda: self._fleet.last_progress_s(workers)):
             late = [record.worker for record in self._fleet if record.is_ready and record.to_restore is not None]
-            raise ClusterTimeout(f"envs and policies were not restored within {timeout_s:g} s: {self.about(late)}")
+            raise ClusterTimeout(f"envs and policies were not restored within {limit_s:g} s: {self.about(late)}")
 
     @property
     def metadata(self) -> dict[str, Any]:

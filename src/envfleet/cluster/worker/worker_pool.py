@@ -76,6 +76,7 @@ class WorkerPool:
         self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
         self._num_hung = 0  # pools that were given up since an episode was finished
         self._collector: Collector | FirstReadyCollector | None = None
+        self._has_ended: Array = np.zeros(0, np.bool_)  # [num_envs]: envs whose next step is a reset
         self._episodes = Episodes.NONE
         self._build()
 
@@ -95,6 +96,7 @@ class WorkerPool:
             "reset_arguments": self._reset_arguments,
             "reset_infos": _kept_infos(self._reset_infos),
             "last_obs": None if self._last_obs is None else self._obs.flatten(self._last_obs),
+            "has_ended": self._has_ended.tolist(),
             "changes": self._episode_changes.saved,
             "envs": envs,
             "collector": None,
@@ -130,6 +132,7 @@ class WorkerPool:
         self._seed, self._reset_arguments = saved["seed"], saved["reset_arguments"]
         self._reset_infos = saved["reset_infos"]
         self._last_obs = None if saved["last_obs"] is None else self._obs.unflatten(saved["last_obs"])
+        self._has_ended = np.array(saved["has_ended"], np.bool_)
         self._episode_changes.restore(saved["changes"])
         if saved["collector"] is not None:
             collector = SavedCollector(*saved["collector"])
@@ -362,7 +365,7 @@ class WorkerPool:
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
         self._episode_changes = EpisodeChanges(self.envs.num_envs)
-        self._has_ended: Array = np.zeros(self.envs.num_envs, np.bool_)  # envs whose next step is a reset
+        self._has_ended = np.zeros(self.envs.num_envs, np.bool_)
         self._begin_anew()
         try:
             for name, values in self._attributes.items():
