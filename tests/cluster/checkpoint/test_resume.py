@@ -16,6 +16,7 @@ from envfleet.contract.errors import NotReset, StepOnEndedEpisode
 from tests.support.agents.aps_agents import NoiseEnv
 from tests.support.cluster.resumable_learner import NUM_ENVS, NUM_STEPS, SEED, NumpyLearner, rollout_digest
 from tests.support.cluster.torch_learners import (
+    ByPathLearner,
     ExploringLearner,
     FeedForward,
     MaskedLearner,
@@ -88,6 +89,7 @@ COURSES = {
     "recurrent, APS": (RecurrentLearner, {"sync": APS(threshold=1e-3, max_lag=4, num_probes=16)}),
     "normalizing, every third": (NormalizingLearner, {"sync": Every(3)}),
     "own generator, never": (ExploringLearner, {"sync": Never()}),
+    "by its path": (ByPathLearner, {}),
     "masks and infos": (MaskedLearner, {"env": "Taxi-v3", "num_envs": 2}),
     "weights of 16 bits": (NumpyLearner, {"network": {"weights_dtype": "bfloat16"}}),
     "first ready": (NumpyLearner, {"num_envs": 2, "worker_batch_size": 2}),
