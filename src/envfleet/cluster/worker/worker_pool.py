@@ -71,6 +71,7 @@ class WorkerPool:
         self._num_hung = 0  # pools that were given up since an episode was finished
         self._collector: Collector | FirstReadyCollector | None = None
         self._episodes = Episodes.NONE
+        self._has_ended: Array  # [N] bool: envs whose next step is a reset
         self._build()
 
     def close(self) -> None:
@@ -296,7 +297,7 @@ class WorkerPool:
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
         self._episode_changes = EpisodeChanges(self.envs.num_envs)
-        self._has_ended: Array = np.zeros(self.envs.num_envs, np.bool_)  # envs whose next step is a reset
+        self._has_ended = np.zeros(self.envs.num_envs, np.bool_)
         self._begin_anew()
         try:
             for name, values in self._attributes.items():
