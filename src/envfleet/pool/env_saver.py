@@ -56,7 +56,7 @@ class EnvSaver:
         Raises:
             UsageError: Its state cannot be saved; the text says what to do.
         """
-        self._env = env
+        self._env: Env = env
         self._layers = _layers_of(env)
         self._hook = _hook_of(self._layers)
         inner = self._layers[-1 if self._hook is None else self._hook.place]
@@ -114,6 +114,9 @@ class EnvSaver:
         for wrapper, attributes in zip(self._wrappers, wrappers, strict=True):
             _restore_wrapper(wrapper, attributes)
         _restore_random(unwrapped, random)  # last: set_state() may have drawn from it, or reset the env
+        for layer in self._layers:
+            if isinstance(layer, PassiveEnvChecker):  # it would compare the next step with the reset, which never was
+                layer.checked_reset = layer.checked_step = layer.checked_data_reuse = True
         return self._env
 
     # -- inside --

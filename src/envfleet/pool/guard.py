@@ -223,7 +223,7 @@ class GuardedEpisode:
 
     def state_name(self, how: EnvStates) -> str:
         """`EnvState.env_name` of the states that fit. Raises UsageError if the env cannot be saved."""
-        return EnvSaver(self._episode.env, how).name
+        return EnvSaver(self.env, how).name
 
     def save(self, how: EnvStates) -> EnvState:
         """The state of the env, and its place in the episode.
@@ -235,7 +235,7 @@ class GuardedEpisode:
         episode = self._episode
         if self._must_rebuild or self._lost_because is not None:
             raise NotReset("it has failed, and has no state: reset it before you save it")
-        saver = EnvSaver(episode.env, how)
+        saver = EnvSaver(self.env, how)
         kept = saver.save(), episode.last_obs, episode.next_seed, self._seed
         return EnvState(saver.name, pickled(kept), episode.num_steps, episode.ended, {})
 
@@ -251,7 +251,7 @@ class GuardedEpisode:
         try:
             self._rebuild_if_needed()
             saved, last_obs, next_seed, seed = pickle.loads(state.state)
-            env = EnvSaver(episode.env, how).restore(saved)
+            env = EnvSaver(self.env, how).restore(saved)
         except self._env_errors as error:
             episode.ended, self._must_rebuild = True, self._max_restarts is not None
             text = f"in set_state(): {_one_line(error)}; it must be reset"

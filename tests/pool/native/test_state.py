@@ -62,10 +62,6 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(envfleet.EnvBusy):
             pool.get_state()
         pool.recv()
-    with envfleet.make("CartPole-v1", 2, backend="serial") as pool:
-        pool.reset(seed=0)
-        with pytest.raises(envfleet.UsageError, match="only native envs"):
-            pool.get_state()
 
 
 @pytest.mark.parametrize("env_ids", [[5], [0, 0], [[0]]])
