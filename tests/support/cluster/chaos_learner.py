@@ -86,9 +86,9 @@ class Memory(threading.Thread):
         return max(growths)
 
     def least_mb(self):
-        """The least that each process held in each minute of its life, in MB; the head is the first."""
+        """The least that each process held in each whole minute of its life, in MB; the head is the first."""
         return {
-            pid: [min(series[start : start + 60]) // 10**6 for start in range(0, len(series), 60)]
+            pid: [min(series[start : start + 60]) // 10**6 for start in range(0, len(series) - 59, 60)]
             for pid, series in self.series.items()
             if len(series) >= 60
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,40 @@ class InfoStore:
             num_written += 2
         if num_written != len(infos):
             self._write_rest(at, infos, rows, others)
+
+    def has_columns_of(self, infos: Infos) -> bool:
+        """Whether these infos are numbers that fit the columns, and nothing else."""
+        num_keys, ndarray = 2 * len(self._plan), np.ndarray
+        if len(infos) != num_keys and len(infos) - sum(key in infos for key in NOT_INFOS) != num_keys:
+            return False
+        for key, _, column in self._plan:
+            values = infos.get(key)
+            if type(values) is not ndarray or values.dtype is not column.dtype:
+                return False
+        return True
+
+    def write_steps(self, first: int, num_rows: int, steps: Sequence[Infos]) -> None:
+        """Write the infos of several steps: what write() does with each, in less than half the time.
+
+        Args:
+            first: The first row of this store.
+            num_rows: Number of rows of each step.
+            steps: Columns and their masks of each step; has_columns_of() each of them.
+        """
+        stop = first + num_rows * len(steps)
+        try:
+            masks = np.concatenate([infos[each] for _, each, _ in self._plan for infos in steps])
+            is_full = masks.all()
+            for (key, _, column), mask in zip(self._plan, masks.reshape(len(self._plan), -1), strict=True):
+                np.concatenate([infos[key] for infos in steps], out=column.values[first:stop], casting="no")
+                if is_full and first == column.num_full:
+                    column.num_full = stop
+                else:
+                    column.mask[first:stop] = mask
+        except (KeyError, TypeError, ValueError):  # a mask is missing, or a shape is another: one by one
+            for infos in steps:
+                self.write(slice(first, first + num_rows), infos)
+                first += num_rows
 
     def flat(self, shape: tuple[int, ...], order: Array | None = None) -> FlatInfos:
         """All columns by their paths.

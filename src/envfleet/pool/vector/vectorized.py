@@ -263,7 +263,7 @@ def _let_go(env: AsyncVectorEnv) -> None:
     for process in env.processes:
         with contextlib.suppress(ValueError):  # it does not end
             process.close()
-    env.error_queue = None  # type: ignore[assignment]
+    env.error_queue = None  # type: ignore[assignment]  # nothing is put into it any more
 
 
 def _mode_of(env: Any, num_envs: int) -> Autoreset:

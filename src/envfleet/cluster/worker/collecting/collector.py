@@ -100,7 +100,8 @@ class Collector:
         first_state = memory.rows(np.arange(num_envs))
         probing = Probing(probe_rows(num_steps, num_envs, num_probes), num_envs)
         finals = Finals()
-        infos, masks = InfoRecorder(choice, num_steps, num_envs), self._masks
+        obs_bytes = sum(leaf[0].nbytes for leaf in recorder.obs)
+        infos, masks = InfoRecorder(choice, num_steps, num_envs, obs_bytes), self._masks
         masks.begin(choice.action_mask, num_steps)
         self._changes.begin_rollout()
         for t in range(num_steps):

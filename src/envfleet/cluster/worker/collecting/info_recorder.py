@@ -10,18 +10,24 @@ from envfleet.contract.infos.store import InfoBudget, InfoStore
 from envfleet.contract.infos.table import Infos, InfoTable
 
 FIRST_NUM_FINALS = 16  # room for the ends of episodes; it grows
+NUM_HELD = 16  # steps whose infos are written together
+MOST_HELD_BYTES = 1 << 20  # of their observations: a batch's memory is kept as long as any of its arrays
 
 
 class InfoRecorder:
     """The columns of a rollout's infos: [T, N, ...] of the steps, [F, ...] of the last steps of episodes."""
 
-    def __init__(self, choice: InfoChoice, num_steps: int, num_envs: int) -> None:
+    def __init__(self, choice: InfoChoice, num_steps: int, num_envs: int, obs_bytes: int = 0) -> None:
+        """`obs_bytes` are those of a step's observations."""
         self._shape = (num_steps, num_envs)
         self._is_off = choice.keys == ()
         budget = InfoBudget(None if choice.has_objects else MOST_INFO_BYTES)
         self._steps = InfoStore(num_steps * num_envs, budget, choice.keys, choice.has_objects)
         self._finals = InfoStore(FIRST_NUM_FINALS, budget, choice.keys, choice.has_objects)
         self._num_finals = 0
+        self._held: list[Infos] = []  # of the last steps
+        self._first_held = 0
+        self._num_held = NUM_HELD if obs_bytes * NUM_HELD <= MOST_HELD_BYTES else 1
 
     def write(self, steps: int | Array, rows: Array | None, infos: Infos) -> None:
         """Write the infos of one batch.
@@ -33,12 +39,20 @@ class InfoRecorder:
         """
         if self._is_off or not infos:
             return
-        num_envs = self._shape[1]
-        if rows is None:
-            first = int(steps) * num_envs
-            self._steps.write(slice(first, first + num_envs), infos)
-        else:
-            self._steps.write(steps * num_envs + rows, infos)
+        if rows is not None:
+            self._steps.write(steps * self._shape[1] + rows, infos)
+            return
+        step, num_envs = int(steps), self._shape[1]
+        if not self._steps.has_columns_of(infos):  # as at first: written at once, for an env may change its objects
+            self._write_held()
+            self._steps.write(slice(step * num_envs, (step + 1) * num_envs), infos)
+            return
+        if step != self._first_held + len(self._held):
+            self._write_held()
+            self._first_held = step
+        self._held.append(infos)
+        if len(self._held) >= self._num_held:
+            self._write_held()
 
     def write_finals(self, rows: Array, infos: Infos) -> None:
         """Write the infos of the last steps of episodes.
@@ -62,7 +76,14 @@ class InfoRecorder:
         Returns:
             The keys, for the message, and the arrays.
         """
+        self._write_held()
         self._finals.grow(self._num_finals)
         left_out = self._steps.left_out | self._finals.left_out
         finals = self._finals.flat((self._num_finals,), final_order) if self._num_finals else {}
         return packed(self._steps.flat(self._shape), finals, left_out)
+
+    def _write_held(self) -> None:
+        if self._held:
+            num_envs = self._shape[1]
+            self._steps.write_steps(self._first_held * num_envs, num_envs, self._held)
+            self._held = []
