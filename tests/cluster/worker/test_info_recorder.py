@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from envfleet.cluster.info_choice import ALL_INFOS, NUMBERS, InfoChoice
-from envfleet.cluster.worker.info_recorder import MOST_HELD_BYTES, NUM_HELD, InfoRecorder
-from envfleet.contract.infos import InfoTable
+from envfleet.cluster.worker.collecting.info_recorder import MOST_HELD_BYTES, NUM_HELD, InfoRecorder
+from envfleet.contract.infos.table import InfoTable
 from envfleet.testing.programs import require_equal
 
 T, N = 5 * NUM_HELD + 3, 3
