@@ -42,8 +42,10 @@ from envfleet.version import __version__
 if TYPE_CHECKING:
     from envfleet.cluster.cluster_env import ClusterEnv
     from envfleet.cluster.network import Network
+    from envfleet.cluster.run.stop_signal import StopSignal
     from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
     from envfleet.cluster.timing import Timing
+    from envfleet.launchers.by_name import launcher_of
     from envfleet.launchers.kubernetes.settings import Kubernetes
     from envfleet.launchers.local import Local
     from envfleet.launchers.manual import Manual
@@ -81,9 +83,11 @@ _LATER = {
     "SSH": "envfleet.launchers.ssh",
     "Slurm": "envfleet.launchers.slurm.settings",
     "SquashedGaussian": "envfleet.policies.off_policy",
+    "StopSignal": "envfleet.cluster.run.stop_signal",
     "Timing": "envfleet.cluster.timing",
     "TorchPolicy": "envfleet.policies.torch_module",
     "evaluate": "envfleet.policies.evaluate",
+    "launcher_of": "envfleet.launchers.by_name",
 }
 
 
@@ -150,6 +154,7 @@ __all__ = [
     "SpacesDiffer",
     "SquashedGaussian",
     "StepOnEndedEpisode",
+    "StopSignal",
     "Timing",
     "TorchPolicy",
     "UsageError",
@@ -160,6 +165,7 @@ __all__ = [
     "evaluate",
     "gae",
     "gae_of",
+    "launcher_of",
     "load_native",
     "make",
     "registry",

@@ -114,6 +114,8 @@ def test_srun():
         {"cpus_per_worker": True},
         {"time_limit": "an hour"},
         {"time_limit": 5},
+        {"signal_lead_s": 0},
+        {"signal_lead_s": 70_000},
         {"setup": "module load cuda"},
         {"setup": [5]},
         {"extra_sbatch": {"--exclude": "node7"}},
@@ -164,6 +166,13 @@ def test_time_limits(time_limit, seconds):
 def test_no_time_limit(time_limit):
     options = sbatch_arguments(Slurm(time_limit=time_limit), [0], "n")
     assert f"--time={time_limit}" in options and "--signal=B:USR1@60" in options
+
+
+def test_how_long_before_the_limit():
+    for settings, lead_s in (({}, 60), ({"time_limit": "2"}, 24), ({"time_limit": "9", "signal_lead_s": 300}, 300)):
+        settings = Slurm(**settings)
+        assert f"--signal=B:USR1@{lead_s}" in sbatch_arguments(settings, [0], "n")
+        assert f"#SBATCH --signal=B:USR1@{lead_s}\n" in head_script(settings, 1, ["true"])
 
 
 def test_arrays():
@@ -392,3 +401,126 @@ def test_a_line_of_setup_that_fails(tmp_path):
     )
     assert done.returncode == 1
     assert "this line of setup failed: module load nothing" in done.stderr
+
+
+# -- the script of a learner --
+
+LEARNER = """
+import pathlib, signal, sys, time
+codes = dict(pair.split("=") for pair in sys.argv[1:])
+for name in set(codes) & {"SIGUSR1", "SIGTERM"}:
+    signal.signal(getattr(signal, name), lambda *_, code=int(codes[name]): sys.exit(code))
+pathlib.Path("ready").touch()
+while not pathlib.Path("exit").exists():
+    time.sleep(0.01)
+sys.exit(int(codes["exit"]))
+"""
+# What the script asks Slurm, on a machine without one; tests/launchers/slurm/test_slurm_requeue.py asks the real one.
+STAND_INS = {
+    "scontrol": 'echo "$@" >> asked; [ ! -e no_requeue ]',
+    "squeue": 'echo "$@" >> asked; if [ -e cancelled ]; then echo 12; fi',
+}
+
+
+class LearnerScript:
+    """The script under bash, with a learner that leaves with the code for what came."""
+
+    def __init__(self, folder, **codes):
+        self.folder = folder
+        (folder / "learner.py").write_text(LEARNER)
+        for name, text in STAND_INS.items():
+            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (folder / name).chmod(0o755)
+        command = [sys.executable, "learner.py", *(f"{name}={code}" for name, code in codes.items())]
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                ["bash", "-c", head_script(Slurm(), 2, command)],
+                cwd=folder,
+                env={**os.environ, "SLURM_JOB_ID": "12", "PATH": f"{folder}:{os.environ['PATH']}"},
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self):
+        wait_until(lambda: (self.folder / "ready").exists(), "the learner has begun")
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def requeues(self):
+        asked = self.folder / "asked"
+        return asked.read_text().count("requeue 12") if asked.exists() else 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_a_learner_that_ends_by_itself_is_not_requeued(tmp_path, code):
+    with LearnerScript(tmp_path, exit=code) as script:
+        (tmp_path / "exit").touch()
+        assert script.process.wait(10) == code
+        assert script.requeues() == 0
+
+
+def test_a_learner_that_has_saved_before_the_limit_is_requeued(tmp_path):
+    with LearnerScript(tmp_path, SIGUSR1=75) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: script.requeues() == 1, "the job is requeued")
+        with pytest.raises(subprocess.TimeoutExpired):
+            script.process.wait(0.5)  # until Slurm ends it
+        os.killpg(script.process.pid, signal.SIGTERM)
+        script.process.wait(10)
+        assert "it has saved; the job is requeued" in script.log()
+
+
+@pytest.mark.parametrize("code", [0, 1, 138])
+def test_a_learner_that_saves_nothing_is_not_requeued(tmp_path, code):
+    """Or it would begin at the same place again, for ever. Nor is one that has just finished."""
+    with LearnerScript(tmp_path, SIGUSR1=code) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        assert script.process.wait(10) == code
+        assert script.requeues() == 0
+
+
+def test_a_learner_that_does_not_know_usr1_is_left_alone(tmp_path):
+    """It would end it. Until the limit it may still finish."""
+    with LearnerScript(tmp_path, exit=0) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: "does not handle SIGUSR1" in script.log(), "it is said")
+        (tmp_path / "exit").touch()
+        assert script.process.wait(10) == 0
+
+
+def test_a_requeue_that_slurm_refuses(tmp_path):
+    (tmp_path / "no_requeue").touch()
+    with LearnerScript(tmp_path, SIGUSR1=75) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        assert script.process.wait(10) == 75
+        assert "was not requeued: submit it again" in script.log()
+
+
+def test_a_preempted_learner_waits_for_slurm_and_a_cancelled_one_does_not(tmp_path):
+    for name in ("preempted", "cancelled"):
+        (tmp_path / name).mkdir()
+    with LearnerScript(tmp_path / "preempted", SIGTERM=75) as script:
+        os.killpg(script.process.pid, signal.SIGTERM)  # as Slurm does: the whole group
+        wait_until(lambda: "Slurm will end this job" in script.log(), "the learner has left")
+        os.killpg(script.process.pid, signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            script.process.wait(0.5)
+        assert script.requeues() == 0
+    (tmp_path / "cancelled" / "cancelled").touch()
+    with LearnerScript(tmp_path / "cancelled", SIGTERM=75) as script:
+        os.killpg(script.process.pid, signal.SIGTERM)
+        assert script.process.wait(10) == 75
+        assert script.requeues() == 0
+
+
+def test_a_learner_that_ends_on_sigterm(tmp_path):
+    with LearnerScript(tmp_path, SIGTERM=143) as script:
+        script.process.send_signal(signal.SIGTERM)
+        assert script.process.wait(10) == 143
