@@ -27,7 +27,7 @@ from envfleet.contract.errors import (
 )
 from envfleet.contract.evaluation import Evaluation
 from envfleet.contract.pixels import Pixels
-from envfleet.contract.policy import Acted, ActsDeterministically, Policy
+from envfleet.contract.policy import Acted, ActsDeterministically, MovesToDevice, Policy
 from envfleet.contract.pool_config import PoolSettings
 from envfleet.contract.returns import gae, gae_of, vtrace
 from envfleet.contract.rollout import Rollout
@@ -133,6 +133,7 @@ __all__ = [
     "Local",
     "Manual",
     "MissingExtra",
+    "MovesToDevice",
     "MultiCategorical",
     "Network",
     "Never",

@@ -59,7 +59,7 @@ def gae(
         Advantages and returns, each [T, N], with the dtype of `values` on the device of `values`.
 
     Raises:
-        UsageError: shapes differ, or T is 0.
+        UsageError: shapes or devices differ, or T is 0.
     """
     with torch.no_grad():
         following, goes_on = _following_values(rewards, values, next_values, terminated, truncated, final_values)
@@ -104,7 +104,7 @@ def vtrace(
         device of `values`.
 
     Raises:
-        UsageError: shapes differ, or T is 0.
+        UsageError: shapes or devices differ, or T is 0.
     """
     _require_shapes(rewards, behaviour_log_probs=behaviour_log_probs, target_log_probs=target_log_probs)
     with torch.no_grad():
@@ -148,7 +148,7 @@ def ppo_decoupled_loss(
         The mean over all rows, to be minimized.
 
     Raises:
-        UsageError: shapes differ.
+        UsageError: shapes or devices differ.
     """
     for name, tensor in (
         ("start_log_probs", start_log_probs),
@@ -157,6 +157,7 @@ def ppo_decoupled_loss(
     ):
         if tensor.shape != log_probs.shape:
             raise UsageError(f"{name} must have the shape of log_probs, {_shape(log_probs)}; got {_shape(tensor)}")
+        _require_device(name, tensor, "log_probs", log_probs)
     with torch.no_grad():
         weights = (start_log_probs - behaviour_log_probs).exp().clamp(max=max_weight)
         weighted = weights * advantages
@@ -182,6 +183,7 @@ def _following_values(
     _require_shapes(rewards, values=values, terminated=terminated, truncated=truncated, final_values=final_values)
     if next_values.shape != rewards.shape[1:]:
         raise UsageError(f"next_values must have shape {_shape(rewards)[1:]}; got {_shape(next_values)}")
+    _require_device("next_values", next_values, "rewards", rewards)
     terminated, truncated = terminated.bool(), truncated.bool()
     following = torch.cat([values[1:], next_values.to(values.dtype)[None]])
     following = torch.where(truncated, final_values.to(values.dtype), following)
@@ -194,6 +196,15 @@ def _require_shapes(rewards: Tensor, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape != rewards.shape:
             raise UsageError(f"{name} must have the shape of rewards, {_shape(rewards)}; got {_shape(tensor)}")
+        _require_device(name, tensor, "rewards", rewards)
+
+
+def _require_device(name: str, tensor: Tensor, other: str, expected: Tensor) -> None:
+    if tensor.device != expected.device:
+        raise UsageError(
+            f"{name} must be on the device of {other}, {expected.device}; it is on {tensor.device}: "
+            f"rollout.to_torch(device) brings a rollout there"
+        )
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

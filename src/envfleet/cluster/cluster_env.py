@@ -34,7 +34,8 @@ from envfleet.cluster.sync import EveryUpdate, SyncRule
 from envfleet.cluster.timing import Timing
 from envfleet.cluster.wire.messages import PoolPlan
 from envfleet.cluster.wire.plain_values import to_plain
-from envfleet.contract.checks import positive, true_or_false, whole_number
+from envfleet.cluster.worker_device import warn_if_no_gpu_was_asked_for
+from envfleet.contract.checks import device_or_none, positive, true_or_false, whole_number
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvBusy, NothingToReceive, PoolClosed, UsageError
 from envfleet.contract.evaluation import Evaluation, fresh_seed
@@ -93,6 +94,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         pool: PoolSettings | Mapping[str, Any] | None = None,
         timing: Timing | Mapping[str, Any] | None = None,
         network: Network | Mapping[str, Any] | None = None,
+        worker_device: str | None = None,
     ) -> None:
         """Start the workers, and wait until their pools are built.
 
@@ -121,6 +123,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 a dict of its fields.
             network: Where the head listens, and how messages travel: `Network(address=..., compression=..., ...)`, or
                 a dict of its fields.
+            worker_device: Where the workers' copies of the policy act, such as "cuda" or "cuda:1"; the launcher must
+                ask for it (`Slurm(gpus_per_worker=1)`). None: the CPU. Policies that are no torch modules have a
+                method `to_device(device)`, or are not told. The learner's agent may be on any device, whatever this is.
 
         Raises:
             UsageError: An argument is wrong; nothing was started.
@@ -161,7 +166,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             sync=EveryUpdate() if sync is None else sync,
             timing=self._timing,
             network=self._network,
+            worker_device=device_or_none("worker_device", worker_device),
         )
+        warn_if_no_gpu_was_asked_for(launcher, config.worker_device)
         self._run = Run(config, Local() if launcher is None else launcher)
         self._finalizer = weakref.finalize(self, self._run.close_when_collected)
         try:

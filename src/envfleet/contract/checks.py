@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 from envfleet.contract.errors import UsageError
@@ -60,6 +61,26 @@ def true_or_false(name: str, value: Any, hint: str = "") -> bool:
     """Check a switch: 0, 1 and None are refused with UsageError. `hint` is what else the setting may be."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False{hint}; got {value!r}")
+    return value
+
+
+def device_or_none(name: str, value: Any) -> str | None:
+    """Check the name of a device, such as "cuda" or "cuda:1"; whether there is one is for its host to say.
+
+    Args:
+        name: what the error calls the value.
+        value: what the user gave; None: no device is named.
+
+    Returns:
+        The value, unchanged.
+
+    Raises:
+        UsageError: `value` is not such a text.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str) or re.fullmatch(r"[a-z][a-z0-9_]*(:\d{1,4})?", value, re.ASCII) is None:
+        raise UsageError(f"{name} must be a text such as 'cpu', 'cuda', 'cuda:1' or 'mps', or None; got {value!r}")
     return value
 
 

@@ -149,6 +149,21 @@ class Seedable(Protocol):
         ...
 
 
+@runtime_checkable
+class MovesToDevice(Protocol):
+    """A policy that acts on a device of its worker: `ClusterEnv(worker_device="cuda")`. Others are not told of it."""
+
+    def to_device(self, device: str) -> None:
+        """Act on this device from now on. Called once, on the worker, after the policy was built.
+
+        Arrays of NumPy go in and come out, as before.
+
+        Args:
+            device: such as "cuda", "cuda:1" or "mps".
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyCode:
     """How a worker builds its copy of a policy: a pickle made by the head, or an import path and plain arguments."""

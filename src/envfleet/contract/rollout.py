@@ -86,13 +86,16 @@ class Rollout(Generic[ArrayT]):
         """The largest lag of any part, in versions."""
         return int(max(self.lags.tolist()))
 
-    def to_torch(self, device: Any = "cpu") -> Rollout[Any]:
-        """Copy the rollout into torch tensors. float64 becomes float32, other dtypes stay.
+    def to_torch(self, device: Any = None, pin_memory: bool = False) -> Rollout[Any]:
+        """Copy the rollout into torch tensors, each array in one transfer. float64 becomes float32, other dtypes stay.
 
         On the CPU a tensor shares memory with its array, where that is writable and contiguous.
 
         Args:
-            device: where the tensors go, as `torch.Tensor.to()` takes it.
+            device: where the tensors go, as `torch.Tensor.to()` takes it; None: the CPU.
+            pin_memory: copy each array into page-locked memory first. From there it goes to `device` while the program
+                goes on, in the order of the device's stream. On the CPU the tensors stay there, ready for
+                `.to(device, non_blocking=True)`. Where torch finds no accelerator this changes nothing.
 
         Returns:
             A rollout with a tensor in place of each array. None stays None, and so do lists of infos.
@@ -104,6 +107,8 @@ class Rollout(Generic[ArrayT]):
             import torch
         except ImportError as error:
             raise MissingExtra("to_torch() needs PyTorch: pip install 'envfleet[torch]'") from error
+        device = torch.device("cpu" if device is None else device)
+        pins = pin_memory and _has_accelerator(torch)
 
         def tensor(value: Any) -> Any:
             if value is None or isinstance(value, list):  # of values that are no numbers
@@ -112,10 +117,21 @@ class Rollout(Generic[ArrayT]):
                 return {key: tensor(part) for key, part in value.items()}
             if isinstance(value, tuple):
                 return tuple(tensor(part) for part in value)
-            array = value.astype(np.float32) if value.dtype == np.float64 else value
+            dtype = np.float32 if value.dtype == np.float64 else value.dtype
+            if pins:
+                pinned = torch.empty(value.shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True)
+                np.copyto(pinned.numpy(), value)
+                return pinned.to(device, non_blocking=True)
+            array = value.astype(dtype, copy=False)
             if not array.flags.writeable:
                 array = array.copy()
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         fields = {each.name: tensor(getattr(self, each.name)) for each in dataclasses.fields(self)}
         return Rollout(**fields)
+
+
+def _has_accelerator(torch: Any) -> bool:
+    """Whether torch has a device for which page-locked memory is of use."""
+    accelerator = getattr(torch, "accelerator", torch.cuda)  # since 2.6
+    return bool(accelerator.is_available())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,13 @@ from envfleet.policies.by_path import PolicySpec, imported
 from envfleet.policies.functions import FunctionPolicy
 from envfleet.policies.recurrent import RecurrentTorchPolicy, is_recurrent
 from envfleet.policies.torch_arrays import state_arrays, tensor_arrays
+from envfleet.policies.torch_forward import acts_by_forward
 from envfleet.policies.torch_module import TorchPolicy
 
 METHODS = ("act", "log_prob", "values", "get_weights", "set_weights")
+
+# While a policy is unpickled: what it acts on; None: the CPU.
+_worker_device: ContextVar[str | None] = ContextVar("worker_device", default=None)
 
 
 def is_policy_like(agent: Any) -> bool:
@@ -56,14 +61,15 @@ def as_policy(agent: Any) -> Policy:
         if agent.weights is not None:
             policy.set_weights(weights_of(agent))
         return policy
-    if _is_torch_module(agent) and hasattr(agent, "get_action_and_value"):
+    if _is_torch_module(agent) and (hasattr(agent, "get_action_and_value") or acts_by_forward(agent)):
         return RecurrentTorchPolicy(agent) if is_recurrent(agent) else TorchPolicy(agent)
     if _is_function_pair(agent):
         return FunctionPolicy(*agent)
     raise UsageError(
         f"an agent is a Policy ({', '.join(METHODS)}), a torch module with get_action_and_value(obs, action=None) "
-        f"or, if it remembers, get_action_and_value(obs, lstm_state, done, action=None), a pair of functions "
-        f"(act, log_prob), or a PolicySpec; got {_described(agent)}"
+        f"or forward(obs, action=None) -> action, log_prob, entropy, value or, if it remembers, "
+        f"get_action_and_value(obs, lstm_state, done, action=None), a pair of functions (act, log_prob), or a "
+        f"PolicySpec; got {_described(agent)}"
     )
 
 
@@ -123,11 +129,13 @@ def weights_of(agent: Any) -> dict[str, Array]:
     return as_policy(source).get_weights()
 
 
-def build_policy(code: PolicyCode) -> Policy:
+def build_policy(code: PolicyCode, device: str | None = None) -> Policy:
     """Build a worker's copy of the policy. The code comes from the head, which the worker trusts.
 
     Args:
         code: as code_of() returned it at the head.
+        device: what a torch.device that was an accelerator of the learner's becomes here; None: the CPU. Weights are
+            on the CPU, whatever this is: MovesToDevice.to_device() moves them.
 
     Returns:
         The policy.
@@ -136,6 +144,7 @@ def build_policy(code: PolicyCode) -> Policy:
         UsageError: a module is missing on this worker, or the factory returned no agent.
     """
     if code.pickled is not None:
+        token = _worker_device.set(device)
         try:
             make: Callable[[], Policy] = cloudpickle.loads(code.pickled)
         except (ImportError, AttributeError) as error:
@@ -144,6 +153,8 @@ def build_policy(code: PolicyCode) -> Policy:
                 f"installed, or on PYTHONPATH, on every worker; or call cloudpickle.register_pickle_by_value(module) "
                 f"at the head, which sends the code along"
             ) from error
+        finally:
+            _worker_device.reset(token)
         return make()
     if code.factory is None:
         raise UsageError("this PolicyCode has neither a pickle nor a factory")
@@ -151,18 +162,35 @@ def build_policy(code: PolicyCode) -> Policy:
 
 
 class _CpuPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Tensors and torch.device values on accelerators become those of the CPU; the originals stay where they are."""
+    """What is on an accelerator of the learner's does not need it to be unpickled; the originals stay where they are.
+
+    Tensors become those of the CPU, values of torch.device and random generators those of the worker's device.
+    """
 
     def reducer_override(self, thing: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None:
             if isinstance(thing, torch.device) and thing.type != "cpu":
-                return torch.device, ("cpu",)
+                return _device_of_worker, ()
+            if isinstance(thing, torch.Generator) and thing.device.type != "cpu":
+                return _generator_of_worker, ()  # its state means nothing on another device
             # A parameter is pickled as its .data, which comes by here in its turn.
             is_plain = isinstance(thing, torch.Tensor) and not isinstance(thing, torch.nn.Parameter)
             if is_plain and not thing.is_cpu:
                 return thing.detach().cpu().requires_grad_(thing.requires_grad).__reduce_ex__(2)
         return super().reducer_override(thing)
+
+
+def _device_of_worker() -> Any:
+    import torch
+
+    return torch.device(_worker_device.get() or "cpu")
+
+
+def _generator_of_worker() -> Any:
+    import torch
+
+    return torch.Generator(_worker_device.get() or "cpu")
 
 
 def _built(factory: str, kwargs: Mapping[str, Any]) -> Policy:
@@ -200,8 +228,8 @@ def _described(agent: Any) -> str:
         return f"a tuple of {', '.join(type(part).__name__ for part in agent) or 'nothing'}"
     if _is_torch_module(agent) and not hasattr(agent, "get_action_and_value"):
         return (
-            f"{kind}, a torch module without get_action_and_value (a Q network goes into EpsilonGreedy, SAC's actor "
-            f"into SquashedGaussian, TD3's into GaussianNoise)"
+            f"{kind}, a torch module without get_action_and_value, and its forward is not forward(obs, action=None) (a "
+            f"Q network goes into EpsilonGreedy, SAC's actor into SquashedGaussian, TD3's into GaussianNoise)"
         )
     if hasattr(agent, "get_action_and_value") and not _is_torch_module(agent):
         return f"{kind}, which has get_action_and_value but is no torch.nn.Module"

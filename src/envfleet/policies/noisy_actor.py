@@ -65,6 +65,17 @@ class GaussianNoise:
             raise UsageError(f"std must be one number or of shape {self._std.shape}; got {checked.shape}")
         self._std = np.broadcast_to(checked, self._std.shape).copy()
 
+    def to_device(self, device: str) -> None:
+        """Move the actor, and act on this device from now on.
+
+        Args:
+            device: such as "cuda", "cuda:1" or "mps".
+
+        Raises:
+            RuntimeError: torch finds no such device. Some builds of torch raise AssertionError.
+        """
+        self._border.to_device(device)
+
     def seed(self, seed: int) -> None:
         """Draw from a generator of its own from now on.
 

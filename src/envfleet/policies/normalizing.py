@@ -12,7 +12,14 @@ from gymnasium import spaces
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Distribution
 from envfleet.contract.errors import UsageError
-from envfleet.contract.policy import Acted, ActsDeterministically, ExposesDistribution, Recurrent, Seedable
+from envfleet.contract.policy import (
+    Acted,
+    ActsDeterministically,
+    ExposesDistribution,
+    MovesToDevice,
+    Recurrent,
+    Seedable,
+)
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spaces import Leaf, SpaceTree
 from envfleet.policies.adapting import as_policy
@@ -83,13 +90,15 @@ class NormalizedPolicy:
         self._moments = [RunningMoments(leaf.shape) if _is_float(leaf) else None for leaf in self._tree.leaves]
         if not any(self._moments):
             raise UsageError(f"{observation_space} has no Box of floats, so there is nothing to normalise")
-        # Whether it is Recurrent, Seedable or ActsDeterministically shows in these methods: only if the agent is.
+        # What it is beside a Policy shows in these methods: it has them only if the agent does.
         if isinstance(self._policy, ActsDeterministically):
             self.act_deterministically = self._act_deterministically
         if isinstance(self._policy, Recurrent):
             self.initial_state = self._policy.initial_state
         if isinstance(self._policy, Seedable):
             self.seed = self._policy.seed
+        if isinstance(self._policy, MovesToDevice):
+            self.to_device = self._policy.to_device
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the agent and the present statistics."""

@@ -60,6 +60,17 @@ class EpsilonGreedy:
     def epsilon(self, epsilon: float) -> None:
         self._epsilon = _checked_epsilon(epsilon)
 
+    def to_device(self, device: str) -> None:
+        """Move the network, and act on this device from now on.
+
+        Args:
+            device: such as "cuda", "cuda:1" or "mps".
+
+        Raises:
+            RuntimeError: torch finds no such device. Some builds of torch raise AssertionError.
+        """
+        self._border.to_device(device)
+
     def seed(self, seed: int) -> None:
         """Draw from a generator of its own from now on.
 
@@ -239,6 +250,17 @@ class SquashedGaussian:
         """Pickle the actor; a copy has no seed."""
         return SquashedGaussian, (self.actor,)
 
+    def to_device(self, device: str) -> None:
+        """Move the actor, and act on this device from now on.
+
+        Args:
+            device: such as "cuda", "cuda:1" or "mps".
+
+        Raises:
+            RuntimeError: torch finds no such device. Some builds of torch raise AssertionError.
+        """
+        self._border.to_device(device)
+
     def seed(self, seed: int) -> None:
         """Draw from a generator of its own from now on.
 
@@ -264,7 +286,7 @@ class SquashedGaussian:
             mean, log_std = self._mean_and_log_std(obs)
             noise = torch.randn(mean.shape, generator=self._generator, dtype=mean.dtype)
             squashed = torch.tanh(mean + log_std.exp() * noise.to(mean.device)).clamp(-SQUASHED_LIMIT, SQUASHED_LIMIT)
-            scale, bias = self._scale_and_bias()
+            scale, bias = self._scale_and_bias(mean.device)
             actions = squashed * scale + bias
             log_probs = self._log_probs(mean, log_std, actions)
             taken = self._border.arrays(actions)
@@ -286,7 +308,7 @@ class SquashedGaussian:
         torch = self._torch
         with torch.inference_mode():
             mean, _ = self._mean_and_log_std(obs)
-            scale, bias = self._scale_and_bias()
+            scale, bias = self._scale_and_bias(mean.device)
             actions = torch.tanh(mean).clamp(-SQUASHED_LIMIT, SQUASHED_LIMIT) * scale + bias
             taken = self._border.arrays(actions)
             sums = self._border.rows(actions.sum(1), len(mean), "actions")
@@ -360,13 +382,17 @@ class SquashedGaussian:
             raise UsageError(f"mean and log_std of the actor must be [{num_rows}, D]; got {tuple(mean.shape)}")
         return mean, log_std
 
-    def _scale_and_bias(self) -> tuple[Any, Any]:
-        return getattr(self.actor, "action_scale", 1.0), getattr(self.actor, "action_bias", 0.0)
+    def _scale_and_bias(self, device: Any) -> tuple[Any, Any]:
+        """As tensors on this device; the actor may have numbers, or tensors that are no buffers and do not move."""
+        scale, bias = getattr(self.actor, "action_scale", 1.0), getattr(self.actor, "action_bias", 0.0)
+        return self._torch.as_tensor(scale, device=device), self._torch.as_tensor(bias, device=device)
 
     def _log_probs(self, mean: Any, log_std: Any, actions: Any) -> Array:
         """From the action itself, also when acting: what float32 has rounded is then the same at both ends."""
         torch = self._torch
-        scale, bias = (torch.as_tensor(each, device=mean.device).double() for each in self._scale_and_bias())
+        if not mean.is_cpu:  # some accelerators have no float64
+            mean, log_std, actions = torch.stack([mean, log_std, actions.to(mean.dtype)]).cpu()
+        scale, bias = (each.double() for each in self._scale_and_bias("cpu"))
         squashed = ((actions.double() - bias) / scale).clamp(-SQUASHED_LIMIT, SQUASHED_LIMIT)
         distance = (torch.atanh(squashed) - mean.double()) * torch.exp(-log_std.double())
         each = -0.5 * distance**2 - log_std - 0.5 * math.log(2 * math.pi)

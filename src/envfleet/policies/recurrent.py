@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,17 @@ class RecurrentTorchPolicy:
         """Pickle the module alone."""
         return RecurrentTorchPolicy, (self.module,)
 
+    def to_device(self, device: str) -> None:
+        """Move the module, and act on this device from now on.
+
+        Args:
+            device: such as "cuda", "cuda:1" or "mps".
+
+        Raises:
+            RuntimeError: torch finds no such device. Some builds of torch raise AssertionError.
+        """
+        self._border.to_device(device)
+
     def initial_state(self, num_rows: int) -> dict[str, Array]:
         """Return what the policy remembers before an episode's first observation.
 
@@ -81,10 +92,7 @@ class RecurrentTorchPolicy:
         Raises:
             UsageError: `state` is missing or has another form, a log-prob is NaN, or an output has the wrong shape.
         """
-        with self._torch.inference_mode():
-            given = self._border.tensors(obs), *self._remembered(state, num_rows_of(obs))
-            masks = self._border.mask_argument(action_mask)
-            return self._acted(obs, *_five(self.module.get_action_and_value(*given, **masks)))
+        return self._acted(self._sampled, obs, state, action_mask)
 
     def act_deterministically(self, obs: Any, state: State | None = None, action_mask: Array | None = None) -> Acted:
         """Choose the modes of what get_action_and_value draws from.
@@ -104,20 +112,25 @@ class RecurrentTorchPolicy:
             UsageError: `state` is missing or has another form, the module draws from something whose mode is not
                 known, a log-prob is NaN, or an output has the wrong shape.
         """
-        own = getattr(self.module, OWN_METHOD, None)
-        with self._torch.inference_mode():
-            given = self._border.tensors(obs), *self._remembered(state, num_rows_of(obs))
-            masks = self._border.mask_argument(action_mask)
-            if own is not None:
-                actions, after = own(*given, **masks)
-                return self._acted(obs, actions, None, None, None, after)
-            with modes_instead_of_samples(self._torch, self.module):
-                outcome = _five(self.module.get_action_and_value(*given, **masks))
-            return self._acted(obs, *outcome)
+        return self._acted(self._most_likely, obs, state, action_mask)
 
-    def _acted(self, obs: Any, actions: Any, log_probs: Any, _: Any, values: Any, after: Any) -> Acted:
+    def _sampled(self, *given: Any, **mask: Any) -> Any:
+        return _five(self.module.get_action_and_value(*given, **mask))
+
+    def _most_likely(self, *given: Any, **mask: Any) -> Any:
+        own = getattr(self.module, OWN_METHOD, None)
+        if own is not None:
+            actions, after = own(*given, **mask)
+            return actions, None, None, None, after
+        with modes_instead_of_samples(self._torch, self.module):
+            return self._sampled(*given, **mask)
+
+    def _acted(self, choose: Callable[..., Any], obs: Any, state: State | None, action_mask: Array | None) -> Acted:
+        """Act with what `choose(obs, lstm_state, done)` returns: the five that get_action_and_value does."""
         border, num_rows = self._border, num_rows_of(obs)
         with self._torch.inference_mode():
+            given = border.tensors(obs), *self._remembered(state, num_rows)
+            actions, log_probs, _, values, after = choose(*given, **border.mask_argument(action_mask))
             taken = border.arrays(actions)
             rows = None if log_probs is None else border.rows(log_probs, num_rows, "log_probs")
             extras = {} if values is None else {"values": border.rows(values, num_rows, "values")}

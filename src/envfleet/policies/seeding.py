@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from envfleet.contract.policy import Policy, Seedable
+from envfleet.policies.torch_random import random_states, set_random_states
 
 
 def seed_policy(policy: Policy, seed: int) -> None:
@@ -32,11 +33,11 @@ def seed_policy(policy: Policy, seed: int) -> None:
 def random_numbers_kept() -> Iterator[None]:
     """Put the global generators of Python, NumPy and torch back at the end: what is drawn inside counts for nobody."""
     python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
-    of_torch = None if torch is None else torch.get_rng_state()
+    of_torch = None if torch is None else random_states(torch)
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         if torch is not None and of_torch is not None:
-            torch.set_rng_state(of_torch)
+            set_random_states(torch, of_torch)

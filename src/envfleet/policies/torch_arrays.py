@@ -23,14 +23,35 @@ class TorchBorder:
             raise UsageError(f"{owner} takes a torch.nn.Module; got {type(module).__name__}")
         # torch.compile() wraps forward() only, and prefixes the names of weights.
         self.module: Any = getattr(module, "_orig_mod", module)
-        self._anchor = next(chain(self.module.parameters(), self.module.buffers()), None)  # is where the module is
+        self._moved_to: Any = None  # the torch.device of to_device()
+        self._find_anchor()
+
+    def to_device(self, device: str) -> None:
+        """Move the module. What torch raises, if there is no such device, is passed on."""
+        self._moved_to = self.torch.device(device)
+        self.module.to(self._moved_to)
+        if self._anchor is None:  # or a device that is not there would not be noticed
+            self.torch.zeros(1, device=self._moved_to)
+        self._find_anchor()
+
+    def _find_anchor(self) -> None:
+        """A tensor that is where the module is, also after the learner has moved it; None: there is none."""
+        self._anchor = next(chain(self.module.parameters(), self.module.buffers()), None)
+
+    @property
+    def device(self) -> Any:
+        """The torch.device on which the module acts; that of its first weight."""
+        if self._anchor is not None:
+            return self._anchor.device
+        return self._moved_to or self.torch.device("cpu")
 
     def tensors(self, tree: Any) -> Any:
         """Convert a tree of arrays to tensors on the module's device; float64 becomes float32."""
         if isinstance(tree, np.ndarray):
             array = tree.astype(np.float32) if tree.dtype.char == "d" else _writable(tree)
             tensor = self.torch.from_numpy(array)
-            return tensor if self._anchor is None or self._anchor.is_cpu else tensor.to(self._anchor.device)
+            is_on_cpu = self._moved_to is None if self._anchor is None else self._anchor.is_cpu
+            return tensor if is_on_cpu else tensor.to(self.device)
         if isinstance(tree, Mapping):
             return {key: self.tensors(part) for key, part in tree.items()}
         if isinstance(tree, tuple):
@@ -88,19 +109,41 @@ def state_arrays(module: Any) -> dict[str, Array]:
 
 
 def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
-    """Convert named tensors to CPU arrays. NumPy has no bfloat16 or float8: they become float32, without loss."""
+    """Convert named tensors to CPU arrays. NumPy has no bfloat16 or float8: they become float32, without loss.
+
+    Those of another device come in one transfer for each dtype, because each one waits for the device.
+    """
     torch = import_torch()
-    arrays = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(f"weights must be tensors; {name!r} is {type(tensor).__name__}")
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             raise UsageError(f"{name!r} has no shape yet: call the module once before you pass it on")
-        tensor = tensor.detach().cpu()
+        if tensor.is_meta:
+            raise UsageError(
+                f"{name!r} is on the device 'meta', and has no data: call to_empty(device=...) and load it"
+            )
+    held = {name: tensor.detach() for name, tensor in tensors.items()}
+    held |= _brought_to_cpu(torch, {name: tensor for name, tensor in held.items() if not tensor.is_cpu})
+    arrays = {}
+    for name, tensor in held.items():
         if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
             tensor = tensor.float()
         arrays[name] = tensor.numpy()
     return arrays
+
+
+def _brought_to_cpu(torch: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same tensors on the CPU; those of one device and dtype are views of one block."""
+    blocks: dict[Any, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        blocks.setdefault((tensor.device, tensor.dtype), {})[name] = tensor
+    found = {}
+    for block in blocks.values():
+        sizes = [tensor.numel() for tensor in block.values()]
+        parts = torch.cat([tensor.reshape(-1) for tensor in block.values()]).cpu().split(sizes)
+        found |= {name: part.view(tensors[name].shape) for name, part in zip(block, parts, strict=True)}
+    return found
 
 
 def import_torch() -> Any:

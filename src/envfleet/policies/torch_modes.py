@@ -8,31 +8,33 @@ from functools import cache
 from typing import Any
 
 from envfleet.contract.errors import UsageError
+from envfleet.policies.torch_random import have_drawn, random_states, set_random_states
 
 OWN_METHOD = "get_deterministic_action"
 
 
 @contextlib.contextmanager
-def modes_instead_of_samples(torch: Any, module: Any) -> Iterator[None]:
+def modes_instead_of_samples(torch: Any, module: Any, method: str = "get_action_and_value") -> Iterator[None]:
     """Have torch's random operations give their modes, in this thread only.
 
     The argmax of multinomial (Categorical), the mean of normal (Normal, also below a tanh), 1 where bernoulli has more
-    than 0.5, 0 for standard normal noise. Nothing is drawn from torch's generator.
+    than 0.5, 0 for standard normal noise. Nothing is drawn from torch's generators.
 
     Args:
         torch: the package.
         module: the module that runs inside, for the error text.
+        method: the method of it that runs, for the error text.
 
     Raises:
         UsageError: at the end, if the module has drawn random numbers all the same, by another operation.
     """
-    before = torch.get_rng_state()
+    before = random_states(torch)
     with _mode_class(torch)():
         yield
-    if not torch.equal(before, torch.get_rng_state()):
-        torch.set_rng_state(before)
+    if have_drawn(torch, before):
+        set_random_states(torch, before)
         raise UsageError(
-            f"get_action_and_value of {type(module).__name__} draws random numbers whose mode is not known (known are "
+            f"{method} of {type(module).__name__} draws random numbers whose mode is not known (known are "
             f"Categorical, Bernoulli, Normal and what is made of them): give the module {OWN_METHOD}(obs), which "
             f"returns the actions without chance (with lstm_state and done, and the next lstm_state as a second "
             f"result, if it remembers). If the numbers are those of dropout, call eval() on the module"

@@ -1,4 +1,4 @@
-"""TorchPolicy: a torch module in the form of CleanRL, as it is, with NumPy arrays in and out."""
+"""TorchPolicy: a torch module in the form of CleanRL or of ClusterEnv, as it is, with NumPy arrays in and out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from envfleet.contract.policy import Acted
 from envfleet.policies.checks import num_rows_of
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 from envfleet.policies.torch_distributions import as_distribution
+from envfleet.policies.torch_forward import acts_by_forward, distribution_of_actor
 from envfleet.policies.torch_modes import OWN_METHOD, modes_instead_of_samples
 from envfleet.policies.tracing import Acting, traced_acting
 
@@ -21,12 +22,16 @@ from envfleet.policies.tracing import Acting, traced_acting
 class TorchPolicy:
     """A module with `get_action_and_value(obs, action=None) -> action, log_prob, entropy, value`, as CleanRL writes it.
 
+    A module without this method whose `forward(obs, action=None)` returns the four acts by that, as the example agent
+    of the package ClusterEnv does.
+
     `get_value(obs)` is used for values where there is one. Log-probs and values may be None, if the module has none.
     `get_distribution(obs)` makes divergences exact: it returns a torch Categorical, Bernoulli or Normal (Independent
-    and tanh-squashed ones, too), or a list of Categoricals. Observations are not copied for the module, so it must not
-    change them in place. In rollouts with `action_mask=...` get_action_and_value and get_distribution get the masks as
-    the keyword argument `action_mask`, a tensor of [B, ...] bool. The module is used in the mode it is in: with
-    BatchNorm or Dropout, call `eval()` on it first.
+    and tanh-squashed ones, too), or a list of Categoricals. For a module that acts by forward the logits of
+    `actor(obs)` do the same, if they are what forward draws from, which is checked. Observations are not copied for the
+    module, so it must not change them in place. In rollouts with `action_mask=...` the method by which it acts and
+    get_distribution get the masks as the keyword argument `action_mask`, a tensor of [B, ...] bool. The module is used
+    in the mode it is in: with BatchNorm or Dropout, call `eval()` on it first.
 
     Args:
         module: the torch.nn.Module, on any device. It is used, not copied.
@@ -35,7 +40,7 @@ class TorchPolicy:
             rollouts with `action_mask=...`.
 
     Raises:
-        UsageError: `module` is no torch.nn.Module, or has no get_action_and_value.
+        UsageError: `module` is no torch.nn.Module, or acts in neither form.
         MissingExtra: PyTorch is not installed.
     """
 
@@ -43,10 +48,11 @@ class TorchPolicy:
         self._border = TorchBorder(module, "TorchPolicy")
         self._torch = self._border.torch
         self.module: Any = self._border.module
-        if not callable(getattr(self.module, "get_action_and_value", None)):
+        self._method = "forward" if acts_by_forward(self.module) else "get_action_and_value"
+        if not callable(getattr(self.module, self._method, None)):
             raise UsageError(
                 f"{type(self.module).__name__} has no get_action_and_value(obs, action=None) "
-                f"-> action, log_prob, entropy, value"
+                f"-> action, log_prob, entropy, value, nor a forward of this form"
             )
         self._is_traced = traced
         self._acting: dict[tuple[Any, ...], Acting | None] = {}  # by shape and dtype of the observations
@@ -54,6 +60,18 @@ class TorchPolicy:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the module and the argument `traced`."""
         return partial(TorchPolicy, traced=self._is_traced), (self.module,)
+
+    def to_device(self, device: str) -> None:
+        """Move the module, and act on this device from now on.
+
+        Args:
+            device: such as "cuda", "cuda:1" or "mps".
+
+        Raises:
+            RuntimeError: torch finds no such device. Some builds of torch raise AssertionError.
+        """
+        self._border.to_device(device)
+        self._acting = {}  # what was traced has the constants of the device before
 
     def act(self, obs: Any, action_mask: Array | None = None) -> Acted:
         """Sample actions.
@@ -72,7 +90,7 @@ class TorchPolicy:
             return self._acted(obs, *self._act(self._border.tensors(obs), self._border.mask_argument(action_mask)))
 
     def act_deterministically(self, obs: Any, action_mask: Array | None = None) -> Acted:
-        """Choose the modes of what get_action_and_value draws from, or what get_deterministic_action(obs) returns.
+        """Choose the modes of what the module draws from, or what get_deterministic_action(obs) returns.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
@@ -91,8 +109,8 @@ class TorchPolicy:
             tensors, masks = self._border.tensors(obs), self._border.mask_argument(action_mask)
             if own is not None:
                 return self._acted(obs, own(tensors, **masks), None, None)
-            with modes_instead_of_samples(self._torch, self.module):
-                actions, log_probs, _, values = _four(self.module.get_action_and_value(tensors, **masks))
+            with modes_instead_of_samples(self._torch, self.module, self._method):
+                actions, log_probs, _, values = self._four(tensors, **masks)
             return self._acted(obs, actions, log_probs, values)
 
     def _acted(self, obs: Any, actions: Any, log_probs: Any, values: Any) -> Acted:
@@ -110,12 +128,21 @@ class TorchPolicy:
             key = (*obs.shape, obs.dtype)
             if key not in self._acting:
                 with self._torch.inference_mode(False):
-                    self._acting[key] = traced_acting(self._torch, self.module, obs.clone())
+                    self._acting[key] = traced_acting(self._torch, self.module, obs.clone(), self._method)
             acting = self._acting[key]
             if acting is not None:
                 return acting(obs)
-        actions, log_probs, _, values = _four(self.module.get_action_and_value(obs, **mask))
+        actions, log_probs, _, values = self._four(obs, **mask)
         return actions, log_probs, values
+
+    def _four(self, *given: Any, **mask: Any) -> Any:
+        """What the module returns: action, log_prob, entropy, value."""
+        method = self.module if self._method == "forward" else self.module.get_action_and_value
+        outcome = method(*given, **mask)
+        if not isinstance(outcome, (tuple, list)) or len(outcome) != 4:
+            came = f"{len(outcome)} values" if isinstance(outcome, (tuple, list)) else type(outcome).__name__
+            raise UsageError(f"{self._method} must return action, log_prob, entropy, value; got {came}")
+        return outcome
 
     def log_prob(self, obs: Any, actions: Any, action_mask: Array | None = None) -> Array:
         """Compute the log-probabilities of actions that were taken.
@@ -135,13 +162,13 @@ class TorchPolicy:
         with self._torch.no_grad():
             tensors = self._border.tensors(obs), self._border.tensors(actions)
             mask = self._border.mask_argument(action_mask)
-            _, log_probs, _, _ = _four(self.module.get_action_and_value(*tensors, **mask))
+            _, log_probs, _, _ = self._four(*tensors, **mask)
             if log_probs is None:
-                raise UsageError(f"get_action_and_value of {type(self.module).__name__} gives no log-probs")
+                raise UsageError(f"{self._method} of {type(self.module).__name__} gives no log-probs")
             return self._border.rows(log_probs, num_rows_of(obs), "log_probs")
 
     def values(self, obs: Any) -> Array | None:
-        """Estimate the values of observations, with get_value or else get_action_and_value.
+        """Estimate the values of observations, with get_value or else as in acting.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
@@ -155,11 +182,11 @@ class TorchPolicy:
         get_value = getattr(self.module, "get_value", None)
         with self._torch.no_grad():
             tensors = self._border.tensors(obs)
-            values = get_value(tensors) if get_value else _four(self.module.get_action_and_value(tensors))[3]
+            values = get_value(tensors) if get_value else self._four(tensors)[3]
             return None if values is None else self._border.rows(values, num_rows_of(obs), "values")
 
     def distribution(self, obs: Any, action_mask: Array | None = None) -> Distribution | None:
-        """Compute the distribution of the actions, with get_distribution.
+        """Compute the distribution of the actions, with get_distribution or, for modules that act by forward, `actor`.
 
         Args:
             obs: B observations, a tree of [B, ...] arrays in the form of the observation space.
@@ -168,12 +195,13 @@ class TorchPolicy:
         Returns:
             The distribution for B rows; None if the module has none, or one of another kind.
         """
-        get_distribution = getattr(self.module, "get_distribution", None)
+        get_distribution, num_rows = getattr(self.module, "get_distribution", None), num_rows_of(obs)
         if get_distribution is None:
-            return None
+            has_logits = self._method == "forward" and action_mask is None  # the actor knows of no mask
+            return distribution_of_actor(self._border, self._border.tensors(obs), num_rows) if has_logits else None
         with self._torch.no_grad():
             shown = get_distribution(self._border.tensors(obs), **self._border.mask_argument(action_mask))
-            return as_distribution(shown, num_rows_of(obs))
+            return as_distribution(shown, num_rows)
 
     def get_weights(self) -> dict[str, Array]:
         """Return the state dict of the module.
@@ -209,10 +237,3 @@ def prepare_worker(num_threads: int) -> None:
         return
     torch.set_num_threads(num_threads)
     torch.distributions.Distribution.set_default_validate_args(False)
-
-
-def _four(outcome: Any) -> Any:
-    if not isinstance(outcome, (tuple, list)) or len(outcome) != 4:
-        came = f"{len(outcome)} values" if isinstance(outcome, (tuple, list)) else type(outcome).__name__
-        raise UsageError(f"get_action_and_value must return action, log_prob, entropy, value; got {came}")
-    return outcome

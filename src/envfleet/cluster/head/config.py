@@ -20,6 +20,7 @@ class HeadConfig:
     sync: SyncRule
     timing: Timing
     network: Network
+    worker_device: str | None = None  # on which the workers' copies of the policy act; None: the CPU
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""

@@ -232,6 +232,7 @@ class Fleet:
             compression=config.network.compression,
             attributes=record.attributes,
             changes=list(self._changes.values()),
+            device=config.worker_device,
         )
         record.welcome_frames = encode(welcome, {} if pickled is None else {"env": np.frombuffer(pickled, np.uint8)})
         record.send(record.welcome_frames, now_s)

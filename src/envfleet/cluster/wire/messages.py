@@ -24,7 +24,7 @@ from envfleet.contract.live_changes import ChangeKind
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 PROCESS_NAME_BYTES = 16  # the random name that a worker's process gives itself: the first frame of its messages
 CHUNK_BYTES = 256 << 10  # larger messages travel in chunks of this size
 MOST_FRAME_BYTES = CHUNK_BYTES + (32 << 10)  # that a socket takes: a chunk and its header
@@ -288,6 +288,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     compression: str | None  # of images: None or "zstd"
     attributes: dict[str, Any]  # that SetAttr has set before, for your envs
     changes: list[ChangeEnvs] = []  # made before: the last of each kind and name, in this order
+    device: str | None = None  # where your copies of the policy act, such as "cuda"; nil: on the CPU
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -10,18 +11,21 @@ from envfleet.cluster.wire.plain_values import from_plain
 from envfleet.cluster.wire.weights import digest, unpacked
 from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.contract.arrays import Arrays
-from envfleet.contract.policy import Policy, PolicyCode
+from envfleet.contract.policy import MovesToDevice, Policy, PolicyCode
 from envfleet.policies.adapting import build_policy
 from envfleet.policies.torch_module import prepare_worker
 from envfleet.pool.process.cpus import usable_cpus
+
+logger = logging.getLogger("envfleet.worker")
 
 
 class PolicyCopies:
     """Copies of one policy, each with the weights of one version. A copy that is not in use takes the next weights."""
 
-    def __init__(self, has_several: bool = False) -> None:
-        """`has_several`: versions may be in use beside the newest one."""
+    def __init__(self, has_several: bool = False, device: str | None = None) -> None:
+        """`has_several`: versions may be in use beside the newest one; `device`: where they act, None: the CPU."""
         self._has_several = has_several
+        self._device = device
         self.code_id = 0
         self.num_built = 0  # policies; copies of one are one
         self.version = -1  # the newest one here; -1: none
@@ -105,11 +109,28 @@ class PolicyCopies:
     def _built(self) -> Policy:
         assert self._code is not None
         try:
-            policy = build_policy(self._code)
+            policy = build_policy(self._code, self._device)
         except Exception as error:
             raise PolicyError(f"the policy cannot be built here: {type(error).__name__}: {error}") from error
         prepare_worker(usable_cpus())
+        if self._device is not None:
+            _move(policy, self._device)
         return policy
+
+
+def _move(policy: Policy, device: str) -> None:
+    """Have a policy act on a device of this worker. What does not move acts where its own library puts it."""
+    if not isinstance(policy, MovesToDevice):
+        logger.warning("worker_device=%r: %s has no to_device(device), and is not told", device, type(policy).__name__)
+        return
+    try:
+        policy.to_device(device)
+    except Exception as error:
+        raise PolicyError(
+            f"worker_device={device!r} cannot be used on this host: {type(error).__name__}: {error}. Have the launcher "
+            f"ask for one (gpus_per_worker=1 of Slurm, Ray and Kubernetes), and install a build of the policy's "
+            f"library that can use it; or leave worker_device out: the policy then acts on the CPU"
+        ) from error
 
 
 def _differing(held: Arrays, given: Arrays) -> str:

@@ -70,7 +70,8 @@ class Worker:
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays)
         self._evaluations = EvaluationPool(*self._pool.env_settings)
-        self._copies = PolicyCopies(has_several=welcome.plan.pool.line is Line.FIRST_READY)
+        self._device = welcome.device
+        self._copies = PolicyCopies(has_several=welcome.plan.pool.line is Line.FIRST_READY, device=self._device)
         self._first_env_id = welcome.plan.first_env_id
         seed = welcome.plan.seed
         self._seeds = np.random.SeedSequence(None if seed is None else (seed, self._first_env_id, welcome.epoch, 1))
@@ -176,7 +177,7 @@ class Worker:
     def _evaluate(self, order: Evaluate, arrays: Arrays) -> tuple[EvaluationReady, Arrays]:
         """With the policy that the order brings: the copy for rollouts stays as it is."""
         with random_numbers_kept():  # those of rollouts go on as if nothing had been built or played
-            copies = PolicyCopies()
+            copies = PolicyCopies(device=self._device)
             copies.build(order.code, named(arrays, CODE))
             copies.load(order.weights, named(arrays, WEIGHT))
             return self._evaluations.play(order, copies.newest, partial(self._between_steps, order), self._link.say)

@@ -27,7 +27,7 @@ NO_LIMIT = ("UNLIMITED", "INFINITE")  # in upper or lower case
 
 
 def sbatch_script(
-    settings: Slurm, job: WorkerJob, workers: Iterable[int] | None = None, *, name: str = "envfleet"
+    settings: Slurm, job: WorkerJob, workers: Iterable[int] | None = None, *, name: str | None = None
 ) -> str:
     """Return the script of a job array; element N of the array is worker N.
 
@@ -37,9 +37,10 @@ def sbatch_script(
         settings: The user's settings.
         job: What to start.
         workers: The workers to start. None: all of them.
-        name: The name of the run.
+        name: The name of the run. None: the job_name of the settings.
     """
     numbers = range(job.num_workers) if workers is None else workers
+    name = settings.job_name if name is None else name
     parts = [
         "#!/bin/bash",
         *(f"#SBATCH {_directive(option)}" for option in sbatch_options(settings, numbers, name)),
@@ -182,7 +183,7 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
         command: The command line of the learner.
     """
     options = [
-        "--job-name=envfleet",
+        f"--job-name={settings.job_name}",
         f"--ntasks={num_workers + 1}",
         f"--cpus-per-task={settings.cpus_per_worker}",
         *given_options(

@@ -27,11 +27,11 @@ MOST_NODES_ASKED = 8  # of which the addresses are resolved, to find one that is
 
 # Options that extra_sbatch must not have: EnvFleet sets them (None), or Slurm() has a setting of this name.
 _OWN_OPTIONS = {
-    **dict.fromkeys(("job-name", "array", "nodes", "ntasks", "output", "error", "open-mode", "export", "export-file")),
+    **dict.fromkeys(("array", "nodes", "ntasks", "output", "error", "open-mode", "export", "export-file")),
     **dict.fromkeys(("requeue", "no-requeue", "signal", "parsable", "wrap", "wait", "test-only", "hold")),
     **{"partition": "partition", "time": "time_limit", "cpus-per-task": "cpus_per_worker", "mem": "mem_per_worker"},
     **{"gres": "gpus_per_worker", "account": "account", "qos": "qos", "constraint": "constraint"},
-    **{"exclusive": "exclusive"},
+    **{"exclusive": "exclusive", "job-name": "job_name"},
 }
 
 
@@ -65,6 +65,8 @@ class Slurm:
         head_address: Where workers find the head: "host", "host:port" or "tcp://host:port". None: this machine's
             address that is nearest to the nodes.
         queue_timeout_s: The most seconds that workers may wait in the queue. None: no limit.
+        job_name: The beginning of the name of the run's jobs and steps: "walker" makes "walker-20261118-093000-5d1f2a".
+            The rest is different for each run, because jobs are found and ended by their name.
         allocation: "current": run workers as steps of the Slurm job that this process runs in. "new": submit them as a
             job array. None: "current" inside a Slurm job, "new" outside.
     """
@@ -85,6 +87,7 @@ class Slurm:
     log_dir: str | os.PathLike[str] | None = None
     head_address: str | None = None
     queue_timeout_s: float | None = None
+    job_name: str = "envfleet"
     allocation: Literal["current", "new"] | None = None
 
     is_on_this_host = False
@@ -95,6 +98,7 @@ class Slurm:
         object.__setattr__(self, "extra_sbatch", _options(self.extra_sbatch))
         for name in ("partition", "account", "qos"):
             _check(name, getattr(self, name), r"[\w.,@+:][\w.,@+:-]*", "a name, or several with commas between them")
+        _check("job_name", self.job_name, r"\w[\w.+-]{0,63}", "1 to 64 letters, digits and '_', '.', '+', '-'")
         _check("constraint", self.constraint, r"[\w.,&|*()\[\]:@+!=-]+", "features of nodes, as sbatch takes them")
         _check("mem_per_worker", self.mem_per_worker, r"\d+[KMGT]?", "a size such as '4G', or megabytes")
         _check("gpus_per_worker", self.gpus_per_worker, r"\d+|[\w.-]+:\d+", "a number, or 'type:number'")
@@ -154,7 +158,7 @@ class Slurm:
             UsageError: log_dir cannot be created, or allocation="current" is used outside a Slurm job.
             ClusterError: sbatch refuses, in its words, or does not answer.
         """
-        name = f"envfleet-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        name = f"{self.job_name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         # Absolute: the working directory may have changed when a worker is submitted again.
         settings = replace(self, log_dir=self.log_dir_of(name))
         return OwnedJob(StepsJob(settings, job, name) if self._is_inside else ArrayJob(settings, job, name))
