@@ -1,5 +1,6 @@
 """What the examples share of saving and going on: every so many seconds, at the end, and when told to stop."""
 
+import sys
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ class Checkpoints:
         self._has_news = False
         if cluster.resumed is not None:
             self._load(cluster.resumed.extra)
+            print(f"Going on from {settings.resume_path}: {cluster.resumed}.", file=sys.stderr, flush=True)
 
     def save_when_due(self) -> None:
         """Call this after each update."""

@@ -60,17 +60,19 @@ def train(settings: Settings, display: ProgressDisplay | None = None) -> Trainin
     torch.manual_seed(settings.seed)
     # The nets are too small to share out: a second torch thread makes training slower (measured).
     torch.set_num_threads(1)
-    with envfleet.ClusterEnv(
-        settings.env_id,
-        settings.num_workers,
-        settings.num_envs_per_worker,
-        **settings.where,
-        # An update takes a few milliseconds: measuring after each would take more than its share.
-        sync=sync_rule(settings, measure_every=2),
-        seed=settings.seed,
-    ) as cluster:
-        with envfleet.StopSignal(settings.checkpoint) as stop:
-            return train_on(cluster, settings, display, stop)
+    with (
+        envfleet.ClusterEnv(
+            settings.env_id,
+            settings.num_workers,
+            settings.num_envs_per_worker,
+            # An update takes a few milliseconds: measuring after each would take more than its share.
+            sync=sync_rule(settings, measure_every=2),
+            seed=settings.seed,
+            **settings.where,
+        ) as cluster,
+        envfleet.StopSignal(settings.checkpoint) as stop,
+    ):
+        return train_on(cluster, settings, display, stop)
 
 
 def train_on(

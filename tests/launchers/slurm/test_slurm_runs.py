@@ -65,20 +65,10 @@ def test_ppo_across_four_nodes(slurm, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import ppo
 
-    hosts = set()
-
-    class OnSlurm(envfleet.ClusterEnv):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, launcher=Slurm(exclusive=True), **kwargs)
-
-        def close_extras(self, **kwargs):
-            hosts.update(worker.host for worker in self.stats().workers)
-            super().close_extras(**kwargs)
-
-    monkeypatch.setattr(envfleet, "ClusterEnv", OnSlurm)
-    run = ppo.train(ppo.Settings(num_workers=4, num_envs_per_worker=4, total_steps=4000, num_rollout_steps=32))
+    where = {"launcher": "slurm", "launcher_setting": ("exclusive=true",), "num_workers": 4, "num_envs_per_worker": 4}
+    run = ppo.train(ppo.Settings(**where, total_steps=4000, num_rollout_steps=32))
     assert run.num_updates >= 5 and run.num_steps >= 4000
-    assert hosts == set(slurm.nodes)
+    assert {worker.host for worker in run.stats.workers} == set(slurm.nodes)
 
 
 def test_settings_reach_slurm_and_the_worker(slurm, tmp_path, monkeypatch):
