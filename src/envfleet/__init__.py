@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from envfleet.contract.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import (
+    CheckpointError,
     ChildDied,
     ClusterError,
     ClusterTimeout,
@@ -40,6 +41,7 @@ from envfleet.pool.pool import EnvPool
 from envfleet.version import __version__
 
 if TYPE_CHECKING:
+    from envfleet.cluster.checkpoint.checkpoint import Checkpoint, load_checkpoint
     from envfleet.cluster.cluster_env import ClusterEnv
     from envfleet.cluster.network import Network
     from envfleet.cluster.run.stop_signal import StopSignal
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 # What a pool does not need, above all ZeroMQ, is imported when it is first asked for.
 _LATER = {
     "APS": "envfleet.cluster.sync",
+    "Checkpoint": "envfleet.cluster.checkpoint.checkpoint",
     "ClusterEnv": "envfleet.cluster.cluster_env",
     "EpsilonGreedy": "envfleet.policies.off_policy",
     "Every": "envfleet.cluster.sync",
@@ -88,6 +91,7 @@ _LATER = {
     "TorchPolicy": "envfleet.policies.torch_module",
     "evaluate": "envfleet.policies.evaluate",
     "launcher_of": "envfleet.launchers.by_name",
+    "load_checkpoint": "envfleet.cluster.checkpoint.checkpoint",
 }
 
 
@@ -110,6 +114,8 @@ __all__ = [
     "Autoreset",
     "Bernoulli",
     "Categorical",
+    "Checkpoint",
+    "CheckpointError",
     "ChildDied",
     "ClusterEnv",
     "ClusterError",
@@ -167,6 +173,7 @@ __all__ = [
     "gae",
     "gae_of",
     "launcher_of",
+    "load_checkpoint",
     "load_native",
     "make",
     "registry",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -19,6 +20,12 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from envfleet.cluster.calling import Calling
+from envfleet.cluster.checkpoint.checkpoint import Checkpoint, write_checkpoint
+from envfleet.cluster.checkpoint.content import SavedForm, SavedRun, saved_space
+from envfleet.cluster.checkpoint.file import Path_
+from envfleet.cluster.checkpoint.resuming import Resumption
+from envfleet.cluster.checkpoint.saving import StatesOfWorkers
+from envfleet.cluster.checkpoint.tree import packed
 from envfleet.cluster.evaluation import evaluate_on
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.learner import Learner
@@ -50,6 +57,7 @@ from envfleet.policies.adapting import is_policy_like
 from envfleet.policies.evaluate import checked_counts
 from envfleet.pool.arguments import autoreset_of, seeds_of, some_env_ids, take_reset_mask
 from envfleet.pool.building import EnvLike
+from envfleet.version import __version__
 
 # Arguments of ClusterEnv in earlier versions, and where they are now.
 _MOVED = {
@@ -95,6 +103,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         timing: Timing | Mapping[str, Any] | None = None,
         network: Network | Mapping[str, Any] | None = None,
         worker_device: str | None = None,
+        resume: Path_ | None = None,
     ) -> None:
         """Start the workers, and wait until their pools are built.
 
@@ -126,9 +135,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             worker_device: Where the workers' copies of the policy act, such as "cuda" or "cuda:1"; the launcher must
                 ask for it (`Slurm(gpus_per_worker=1)`). None: the CPU. Policies that are no torch modules have a
                 method `to_device(device)`, or are not told. The learner's agent may be on any device, whatever this is.
+            resume: Path of a checkpoint that `save()` has written: the run goes on where it was. `resumed` has what the
+                learner must put back; docs/checkpoints.md says what is exact. None: begin anew.
 
         Raises:
             UsageError: An argument is wrong; nothing was started.
+            CheckpointError: The checkpoint cannot be read, is damaged, or is of another run.
             JoinTimeout: Not all workers were ready in time.
             WorkerFailed: A worker could not build its pool.
             WorkerLost: A worker does not start.
@@ -151,6 +163,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._given_batch_size = batch_size
         self.batch_size = rows_of_batch(batch_size, self.num_envs, self.num_envs_per_worker)
         self._autoreset = Autoreset.NEXT_STEP if autoreset_mode is None else self._pool.autoreset
+        resumption = None
+        if resume is not None:
+            resumption = Resumption(resume, self._saved_form, self.num_workers)
+            seed = resumption.saved.seed if seed is None else seed
         self._first_seed = seed
         self._seed = seeds_of(seed, 1)[0]
         seeds_of(seed, self.num_envs)  # refused here, not at the first reset
@@ -169,10 +185,14 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             worker_device=device_or_none("worker_device", worker_device),
         )
         warn_if_no_gpu_was_asked_for(launcher, config.worker_device)
-        self._run = Run(config, Local() if launcher is None else launcher)
+        saved = None if resumption is None else resumption.saved
+        self._run = Run(config, Local() if launcher is None else launcher, None if saved is None else saved.head)
         self._finalizer = weakref.finalize(self, self._run.close_when_collected)
         try:
             form = self._run.wait_until_ready(self._timing.start_timeout_s, self._timing.min_workers)
+            if saved is not None:
+                saved.require_spaces(form.obs.space, form.actions.space)
+                self._run.wait_until_restored(self._timing.start_timeout_s)
         except BaseException:
             self._finalizer()
             raise
@@ -183,6 +203,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._changing = LiveChanging(self._head)
         self._learner = Learner(self._head, form, config.sync)
         self._collecting = RolloutActivity(self._run, form, self._learner)
+        self._states = StatesOfWorkers(self._run)
+        self._resumed: Checkpoint | None = None
+        if resumption is not None:
+            self._resumed = resumption.checkpoint
+            self._go_on(resumption.saved)
         self.autoreset_mode = AutoresetMode(self._autoreset.value)
         self.metadata = {**self._run.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = self._env.render_mode if self._env.pixels is None else "rgb_array"
@@ -632,6 +657,61 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         given = agent, num_episodes, seed, is_deterministic, num_recorded, key, timeout_s
         return evaluate_on(self._run, space, *given)
 
+    # -- checkpoints --
+
+    def save(self, path: Path_, *, extra: Any = None, timeout_s: float | None = None) -> None:
+        """Write a checkpoint, from which `ClusterEnv(..., resume=path)` goes on.
+
+        It has the newest version that was published, counters, seeds and, where the envs have them, their states, so
+        that a run with a seed and native envs goes on bit for bit. The learner's own weights may be newer than those
+        that were published: they belong into `extra`, with the optimiser. A file that was there before is replaced in
+        one step: whenever this process is killed, one of the two is whole.
+
+        While a stream runs, what was collected and not taken is not in the checkpoint.
+
+        Args:
+            path: Of the file.
+            extra: What the learner adds: dicts (keys are text or ints), lists, tuples, numbers, text, bytes, None,
+                NumPy arrays and torch tensors on any device. No pickle: anything else is refused.
+            timeout_s: Seconds to wait for the workers; None: `timing.timeout_s`.
+
+        Raises:
+            UsageError: A part of `extra` is something else; the text names it.
+            EnvBusy: Workers have results to come, or a rollout is not finished.
+            ClusterTimeout: Not all workers have answered after `timeout_s`; nothing was written.
+            CheckpointError: The file cannot be written.
+        """
+        self._require_open()
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"a checkpoint is named by its path; got {path!r}")
+        timeout_s = self._timing.timeout_s if timeout_s is None else positive("timeout_s", timeout_s)
+        if self._stepping.has_results_to_come or self._collecting.is_under_way:
+            raise EnvBusy("workers have results to come: receive them, or finish the rollout, before you save")
+        packed_extra = packed(extra, "extra")  # refused before the workers are asked
+        states = self._states.ask(timeout_s)
+        saved = SavedRun(
+            envfleet_version=__version__,
+            saved_s=time.time(),
+            form=self._saved_form,
+            observation_space=saved_space(self.single_observation_space),
+            action_space=saved_space(self.single_action_space),
+            seed=self._seed,
+            is_first_seed_used=self._first_seed is None,
+            generator=self._saved_generator(),
+            was_reset=self._stepping.was_reset,
+            autoreset=self._stepping.autoreset,
+            attributes=dict(self._calling.attributes),
+            num_changes=self._changing.num_changes,
+            first_version=self._learner.first_version,
+            head=self._head.saved(states),
+        )
+        write_checkpoint(path, saved, packed_extra)
+
+    @property
+    def resumed(self) -> Checkpoint | None:
+        """The checkpoint from which this cluster goes on: its `extra` is for the learner. None: it began anew."""
+        return self._resumed
+
     def scale(self, num_workers: int, *, timeout_s: float | None = None) -> None:
         """Change the number of workers: the last ones go. `num_envs`, `batch_size` and the spaces follow.
 
@@ -687,6 +767,30 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.close()
 
     # -- inside --
+
+    @property
+    def _saved_form(self) -> SavedForm:
+        return SavedForm.of(self._env, self.num_envs_per_worker)
+
+    def _saved_generator(self) -> dict[str, Any] | None:
+        if self._np_random is None:
+            return None
+        return {"state": dict(self._np_random.bit_generator.state), "seed": self._np_random_seed}
+
+    def _go_on(self, saved: SavedRun) -> None:
+        """Take over what a checkpoint has beside that of the head and the workers."""
+        if saved.is_first_seed_used:
+            self._first_seed = None
+        if saved.generator is not None:
+            generator = np.random.PCG64()
+            generator.state = saved.generator["state"]
+            self._np_random = np.random.Generator(generator)
+            self._np_random_seed = saved.generator["seed"]
+        if saved.was_reset and saved.autoreset == self._autoreset.value:
+            self._stepping.restore(saved.autoreset)
+        self._calling.attributes.update(saved.attributes)
+        self._changing.restore(saved.num_changes)
+        self._learner.restore(saved.first_version)
 
     def _rollout(self, agent: Any, num_steps: int, infos: InfoChoice, timeout_s: float) -> Rollout:
         self._require_open()

@@ -61,7 +61,7 @@ class ClusterEvaluation:
         finally:
             progress.close()
             for worker, (order, _) in self._shares.items():
-                self._head.cancel_evaluation(worker, order)
+                self._head.cancel_aside(worker, order)
             del activity
         return joined_episodes(self._played)
 
@@ -97,14 +97,14 @@ class ClusterEvaluation:
             progress.show(f"{num_done} of {self._num_episodes} episodes are played", is_news=True)
 
     def _has_news(self) -> bool:
-        return any(self._fleet[worker].evaluations for worker in self._shares)
+        return any(self._fleet[worker].asides for worker in self._shares)
 
     def _is_given_up(self, worker: int) -> bool:
         return self._fleet[worker].restarts.stage is Stage.GIVEN_UP
 
     def _take(self) -> None:
-        for worker in [worker for worker in self._shares if self._fleet[worker].evaluations]:
-            answer: Answered = self._fleet[worker].evaluations.popleft()
+        for worker in [worker for worker in self._shares if self._fleet[worker].asides]:
+            answer: Answered = self._fleet[worker].asides.popleft()
             order, numbers = self._shares[worker]
             if answer.order != order:  # of an evaluation that was interrupted
                 continue
@@ -122,7 +122,7 @@ class ClusterEvaluation:
                     raise WorkerLost(f"lost, and not replaced any more: {self._fleet[worker].problem}.\n{GIVEN_UP}")
                 continue  # another one plays: it will be asked when it is done
             order, numbers = self._shares.pop(worker)
-            self._head.cancel_evaluation(worker, order)
+            self._head.cancel_aside(worker, order)
             self._share(numbers, players)
 
     def _num_done(self) -> int:

@@ -19,6 +19,15 @@ class LiveChanging:
         self._head = head
         self._num_changes = 0
 
+    @property
+    def num_changes(self) -> int:
+        """The number of the last change, for a checkpoint."""
+        return self._num_changes
+
+    def restore(self, num_changes: int) -> None:
+        """Go on from a checkpoint."""
+        self._num_changes = num_changes
+
     def broadcast(self, name: str, value: Any) -> int:
         """See ClusterEnv."""
         return self._make(attribute_change(self._num_changes + 1, name, value))

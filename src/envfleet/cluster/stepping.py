@@ -59,6 +59,15 @@ class Stepping:
         self._held = None
         self.was_reset = False
 
+    @property
+    def autoreset(self) -> str:
+        """The mode of the steps, for a checkpoint; empty: there were none."""
+        return self._autoreset
+
+    def restore(self, autoreset: str) -> None:
+        """Go on from a checkpoint, in which all envs were reset."""
+        self._autoreset, self.was_reset = autoreset, True
+
     def resized(self, num_workers_before: int) -> None:
         """See Activity. Rows are no longer what they were: all envs must be reset."""
         self.drop()

@@ -15,6 +15,7 @@ EnvFleetError
 ├── PoolTimeout            a wait reached its deadline; the message says which call goes on
 │                          [TimeoutError, multiprocessing.TimeoutError]
 ├── MissingExtra           an optional package is needed [ImportError]
+├── CheckpointError        a checkpoint cannot be written or read, or is of another run
 └── ClusterError           the machines
     ├── JoinTimeout        not all workers joined in time
     ├── WorkerLost         a worker died or fell silent, and no replacement is left
@@ -162,6 +163,13 @@ class PoolTimeout(EnvFleetError, TimeoutError, multiprocessing.TimeoutError):
 
 class MissingExtra(EnvFleetError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+class CheckpointError(EnvFleetError):
+    """A checkpoint cannot be written or read, or it does not fit the cluster; the message says what differs.
+
+    A file that was there before stays as it was.
+    """
 
 
 class ClusterError(EnvFleetError):

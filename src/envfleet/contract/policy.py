@@ -164,6 +164,27 @@ class MovesToDevice(Protocol):
         ...
 
 
+@runtime_checkable
+class SavesRandomState(Protocol):
+    """A policy with its own random numbers that go on after a resume from a checkpoint."""
+
+    def get_random_state(self) -> bytes | None:
+        """Return the state of the policy's random numbers.
+
+        Returns:
+            Bytes for set_random_state(); None: it was never seeded.
+        """
+        ...
+
+    def set_random_state(self, state: bytes | None) -> None:
+        """Go on with random numbers from a saved state.
+
+        Args:
+            state: what get_random_state() of another copy returned.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyCode:
     """How a worker builds its copy of a policy: a pickle made by the head, or an import path and plain arguments."""

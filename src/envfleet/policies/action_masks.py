@@ -22,6 +22,14 @@ class ActionMasks:
         self._current: Array | None = None  # [N, ...] bool
         self._recorded: Array | None = None  # [T, N, ...] bool
 
+    def saved(self) -> tuple[Infos | None, str | None, Array | None]:
+        """For a checkpoint: the infos of the present observations, the key, and the present masks."""
+        return self._infos, self._key, self._current
+
+    def restore(self, infos: Infos | None, key: str | None, current: Array | None) -> None:
+        """Go on from a checkpoint."""
+        self._infos, self._key, self._current = infos, key, current
+
     def begin(self, key: str | None, num_steps: int, num_columns: int | None = None) -> None:
         """Begin a rollout.
 

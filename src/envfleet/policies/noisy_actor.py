@@ -13,6 +13,7 @@ from envfleet.contract.distributions import Gaussian
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
+from envfleet.policies.seeding import SavesTorchGenerator
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 
 # Without noise two actors would be infinitely far apart: log-probs and distributions are computed as if
@@ -20,7 +21,7 @@ from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 STD_FLOOR = 1e-3
 
 
-class GaussianNoise:
+class GaussianNoise(SavesTorchGenerator):
     """An actor, as that of CleanRL's td3_continuous_action.py: `actor(obs) -> [B, ...]` actions, plus noise.
 
     `policy.std = 0.05` changes the noise, and travels to the workers with the weights. Log-probs are those of the

@@ -18,6 +18,7 @@ from envfleet.contract.policy import (
     ExposesDistribution,
     MovesToDevice,
     Recurrent,
+    SavesRandomState,
     Seedable,
 )
 from envfleet.contract.rollout import Rollout
@@ -99,6 +100,9 @@ class NormalizedPolicy:
             self.seed = self._policy.seed
         if isinstance(self._policy, MovesToDevice):
             self.to_device = self._policy.to_device
+        if isinstance(self._policy, SavesRandomState):
+            self.get_random_state = self._policy.get_random_state
+            self.set_random_state = self._policy.set_random_state
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the agent and the present statistics."""
@@ -284,6 +288,37 @@ class RewardScaler:
             running = np.where(ended[t], 0.0, running)
         self._moments.update(returns)
         self._returns[env_ids] = running
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics, for `extra` of a checkpoint.
+
+        Returns:
+            Arrays and numbers by name, for load_state_dict().
+        """
+        moments = self._moments
+        return {
+            "mean": moments.mean.copy(),
+            "var": moments.var.copy(),
+            "count": moments.count,
+            "returns": self._returns.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with statistics of another scaler.
+
+        Args:
+            state: what state_dict() returned.
+
+        Raises:
+            UsageError: a part of it is missing.
+        """
+        try:
+            mean, var, count, returns = (state[name] for name in ("mean", "var", "count", "returns"))
+        except KeyError as error:
+            raise UsageError(f"the state of a RewardScaler has {error}; got {sorted(state)}") from None
+        moments = self._moments
+        moments.mean, moments.var, moments.count = np.array(mean), np.array(var), float(count)
+        self._returns = np.array(returns, np.float64)
 
     def scale(self, rewards: Any) -> Any:
         """Divide rewards by std.

@@ -13,6 +13,7 @@ from envfleet.contract.distributions import Categorical, Gaussian
 from envfleet.contract.errors import UsageError
 from envfleet.contract.policy import Acted
 from envfleet.policies.checks import joined, num_rows_of, require_weights, split_weights
+from envfleet.policies.seeding import SavesTorchGenerator
 from envfleet.policies.torch_arrays import TorchBorder, state_arrays
 
 # With epsilon = 0 all but one action would have probability 0, and two such policies an infinite divergence: their
@@ -23,7 +24,7 @@ PROBABILITY_FLOOR = 1e-3
 SQUASHED_LIMIT = 1 - 1e-6
 
 
-class EpsilonGreedy:
+class EpsilonGreedy(SavesTorchGenerator):
     """A Q network, as that of CleanRL's dqn.py: `q_network(obs) -> [B, K]`. For Discrete action spaces.
 
     With probability `epsilon` the action is any of the K, else the best. `policy.epsilon = 0.05` changes that, and
@@ -226,7 +227,7 @@ class EpsilonGreedy:
         return np.log(1 - floored_epsilon + of_others), np.log(of_others)
 
 
-class SquashedGaussian:
+class SquashedGaussian(SavesTorchGenerator):
     """An actor, as that of CleanRL's sac_continuous_action.py: `actor(obs) -> mean, log_std`, each [B, D].
 
     Actions are `tanh(sample) * action_scale + action_bias`, which are buffers of the actor (1 and 0 if it has none).

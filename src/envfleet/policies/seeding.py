@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,70 @@ def seed_policy(policy: Policy, seed: int) -> None:
         torch.manual_seed(seed)
     if isinstance(policy, Seedable):
         policy.seed(seed)
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of the global generators of Python, NumPy and torch, as plain values.
+
+    Returns:
+        For set_random_states(). Without torch if that was not imported.
+    """
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": [version, np.array(numbers, np.uint64), gauss],
+        "numpy": [name, np.array(keys), int(position), int(has_gauss), float(cached)],
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> bool:
+    """Put the global generators into saved states.
+
+    Args:
+        states: what random_states() returned, in this process or another.
+
+    Returns:
+        Whether all are set; False: torch is not imported yet, call this again when it is.
+    """
+    if "python" in states:
+        version, numbers, gauss = states["python"]
+        random.setstate((version, tuple(numbers.tolist()), gauss))
+    if "numpy" in states:
+        np.random.set_state(tuple(states["numpy"]))
+    torch = sys.modules.get("torch")
+    if "torch" in states and torch is not None:
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+    return "torch" not in states or torch is not None
+
+
+class SavesTorchGenerator:
+    """What a policy with `_generator`, one of torch's own or None, needs for checkpoints: see SavesRandomState."""
+
+    _generator: Any
+    _torch: Any
+
+    def get_random_state(self) -> bytes | None:
+        """Return the state of the policy's generator.
+
+        Returns:
+            Bytes for set_random_state(); None: it was never seeded.
+        """
+        return None if self._generator is None else self._generator.get_state().numpy().tobytes()
+
+    def set_random_state(self, state: bytes | None) -> None:
+        """Go on with random numbers from a saved state.
+
+        Args:
+            state: what get_random_state() of another copy returned.
+        """
+        self._generator = None
+        if state is not None:
+            self._generator = self._torch.Generator()
+            self._generator.set_state(self._torch.frombuffer(bytearray(state), dtype=self._torch.uint8))
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ from envfleet.cluster.head.membership import Member
 from envfleet.cluster.wire.messages import EnvFailure, OrderFailed
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, Rows
+from envfleet.cluster.wire.worker_states import SavedState
 from envfleet.contract import errors
 from envfleet.contract.errors import ChildDied, EnvFailed, PolicyFailed, UsageError, WorkerFailed
 from envfleet.contract.evaluation import Episodes
 
-Result = Rows | Collected | list[Any] | Episodes | OrderFailed
+Result = Rows | Collected | list[Any] | Episodes | SavedState | OrderFailed
 
 
 class Answered(NamedTuple):

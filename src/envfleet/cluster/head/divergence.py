@@ -33,6 +33,34 @@ class Probes:
     state: State | None  # of recurrent policies: before each of these rows
     action_mask: Array | None = None  # [P, ...] bool: under which the actions were chosen
 
+    def tree(self) -> dict[str, Any]:
+        """The probes as a checkpoint has them."""
+        shown = self.distribution
+        return {
+            "version": self.version,
+            "obs": list(self.obs),
+            "actions": list(self.actions),
+            "log_probs": self.log_probs,
+            "kind": None if shown is None else shown.kind,
+            "distribution": {} if shown is None else shown.arrays(),
+            "state": None if self.state is None else dict(self.state),
+            "action_mask": self.action_mask,
+        }
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Any]) -> Probes:
+        """The inverse of tree()."""
+        kind = tree["kind"]
+        return cls(
+            version=tree["version"],
+            obs=tree["obs"],
+            actions=tree["actions"],
+            log_probs=tree["log_probs"],
+            distribution=None if kind is None else distributions.from_arrays(kind, tree["distribution"]),
+            state=tree["state"],
+            action_mask=tree["action_mask"],
+        )
+
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the policy's methods beside these observations."""
         arguments: dict[str, Any] = {} if self.state is None else {"state": self.state}

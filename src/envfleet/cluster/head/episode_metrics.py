@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -34,6 +35,15 @@ class EpisodeMetrics:
         for name, array in ((RETURN, "episode_returns"), (LENGTH, "episode_lengths")):
             for episode, value in zip(episodes, collected.arrays[array][last].tolist(), strict=True):
                 episode[name] = float(value)
+        self._episodes.extend(episodes)
+
+    @property
+    def episodes(self) -> list[dict[str, float]]:
+        """The numbers of each of the last episodes, for a checkpoint."""
+        return list(self._episodes)
+
+    def restore(self, episodes: Iterable[dict[str, float]]) -> None:
+        """Go on after these episodes."""
         self._episodes.extend(episodes)
 
     def means(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.cluster.checkpoint.content import SavedHead, SavedWorker
 from envfleet.cluster.head.answers import Answered
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.membership import Membership
@@ -33,6 +34,7 @@ from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import RolloutForm
 from envfleet.cluster.wire.spaces import space_of
 from envfleet.cluster.wire.transfers import Transfers
+from envfleet.cluster.wire.worker_states import SavedState
 from envfleet.contract.arrays import Arrays
 from envfleet.contract.live_changes import ChangeKind
 from envfleet.contract.spaces import SpaceTree
@@ -41,6 +43,8 @@ from envfleet.launchers.launcher import WorkerState, WorkerStatus
 logger = logging.getLogger("envfleet.cluster")
 
 Frames = list[Any]
+
+_OF_A_CHANGE = ("number", "kind", "name", "args", "kwargs")  # what a checkpoint has of it
 
 
 class DueWorker(NamedTuple):
@@ -132,6 +136,28 @@ class Fleet:
         self._changes[key] = message
         assert self.form is not None  # a worker was ready before the caller could make a change
         self.form.newest_change = message.number
+
+    # -- checkpoints --
+
+    def saved_workers(self, states: Mapping[int, SavedState]) -> list[SavedWorker]:
+        """All workers, for a checkpoint; `states` are what their processes said of themselves."""
+        return [
+            record.saved(self._membership.num_processes(record.worker), states.get(record.worker)) for record in self
+        ]
+
+    def saved_changes(self) -> list[dict[str, Any]]:
+        """The last change of each kind and name, for a checkpoint."""
+        changes = [{name: getattr(each, name) for name in _OF_A_CHANGE} for each in self._changes.values()]
+        return [{**each, "kind": each["kind"].value} for each in changes]
+
+    def restore(self, saved: SavedHead) -> None:
+        """Go on from a checkpoint, before any worker joins."""
+        for record, worker in zip(self, saved.workers, strict=True):
+            self._membership.restore(record.worker, worker.epoch)
+            record.restore(worker)
+        for each in saved.changes:
+            change = ChangeEnvs(**{**each, "kind": ChangeKind(each["kind"])})
+            self._changes[change.kind, change.name] = change
 
     # -- questions --
 
@@ -258,6 +284,7 @@ class Fleet:
         if self.form is None:
             tree = SpaceTree(obs)
             self.form = RolloutForm(tree, SpaceTree(actions), record.plan.pool.num_envs, self._config.sync.num_probes)
+            self.form.newest_change = max((each.number for each in self._changes.values()), default=0)
             self.metadata = metadata
             self.why_no_changes = message.why_no_changes
         elif why := _difference(self.form, obs, actions):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from envfleet.cluster.checkpoint.content import SavedHead, SavedWorker
 from envfleet.cluster.head.answers import Result
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.episode_metrics import EpisodeMetrics
@@ -18,6 +19,7 @@ from envfleet.cluster.head.socket import HeadSocket
 from envfleet.cluster.head.worker_record import WorkerRecord
 from envfleet.cluster.info_choice import MOST_INFO_BYTES, InfoChoice
 from envfleet.cluster.wire.codec import BadMessage, Decoder, encode
+from envfleet.cluster.wire.evaluations import WEIGHT
 from envfleet.cluster.wire.messages import (
     PROCESS_NAME_BYTES,
     AboutChunks,
@@ -38,16 +40,22 @@ from envfleet.cluster.wire.messages import (
     PullWeights,
     Ready,
     Refused,
+    RestoreState,
     RolloutReady,
     RowsReady,
+    StateReady,
+    StateRestored,
     Stop,
     ValuesReady,
+    Weights,
 )
 from envfleet.cluster.wire.orders import Order, Verdict
 from envfleet.cluster.wire.rollouts import Collected, Rows
 from envfleet.cluster.wire.row_checks import SuspectRows
 from envfleet.cluster.wire.sockets import RunKeys
 from envfleet.cluster.wire.transfers import Digests
+from envfleet.cluster.wire.weights import digest
+from envfleet.cluster.wire.worker_states import STATE, SavedState
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.policy import PolicyCode
 from envfleet.contract.stats import RunStats
@@ -84,6 +92,8 @@ class Head:
             ValuesReady: self._answer,
             EvaluationReady: self._answer,
             EvaluationProgress: self._evaluation_progress,
+            StateReady: self._answer,
+            StateRestored: self._answer,
             OrderFailed: self._answer,
             OrderCancelled: self._answer,
             PullCode: self._pull_code,
@@ -176,6 +186,11 @@ class Head:
         with self._socket.here():
             self.versions.set_code(code)
 
+    def adopt_code(self, code: PolicyCode, weights: Mapping[str, Array]) -> None:
+        """Take the code of the policy that was restored. Raises UsageError if the agent's weights do not fit."""
+        with self._socket.here():
+            self.versions.adopt_code(code, weights)
+
     def publish(self, weights: Mapping[str, Array]) -> bool:
         """Make these weights the newest version. Returns whether they differ from the last ones."""
         with self._socket.here():
@@ -206,12 +221,12 @@ class Head:
                 if through is not None and record.is_ready:
                     record.send(encode(Cancel(through=through)), _now_s())
 
-    def cancel_evaluation(self, worker: int, number: int) -> None:
-        """Cancel one Evaluate order, if it is open, and drop its answer. All other orders stay."""
+    def cancel_aside(self, worker: int, number: int) -> None:
+        """Cancel one order of no activity, if it is open, and drop its answer. All other orders stay."""
         with self._socket.here():
             record = self.fleet[worker]
             record.orders.cancel(number)
-            record.evaluations.clear()
+            record.asides.clear()
             if record.is_ready:
                 record.send(encode(Cancel(through=0, others=[number])), _now_s())
 
@@ -253,6 +268,53 @@ class Head:
         """Close sockets and end the thread. In a fork of the owner: nothing, they are not its own."""
         if os.getpid() == self._owner_pid:
             self._socket.close()
+
+    # -- checkpoints --
+
+    def saved(self, states: Mapping[int, SavedState]) -> SavedHead:
+        """What the head knows, for a checkpoint; `states` are what workers said of themselves."""
+        with self._socket.here():
+            versions, newest = self.versions, self.versions.version
+            weights = {newest: dict(versions.weights)} if newest else {}
+            for state in states.values():
+                if state.code_id == versions.code_id and versions.are_alike(state.weights):
+                    weights.setdefault(state.version, dict(state.weights))
+            return SavedHead(
+                code_id=versions.code_id,
+                version=newest,
+                weights=weights,
+                changes=self.fleet.saved_changes(),
+                episodes=self._metrics.episodes,
+                num_refused=dict(self._num_refused),
+                num_measurements=self._num_measurements,
+                measure_s=self._measure_s,
+                workers=self.fleet.saved_workers(states),
+            )
+
+    def restore(self, saved: SavedHead) -> None:
+        """Go on from a checkpoint: before start(). Each worker's first order has it go on where it was."""
+        self.versions.restore(saved.code_id, saved.version, saved.weights.get(saved.version, {}))
+        self._metrics.restore(saved.episodes)
+        self._num_refused.update(saved.num_refused)
+        self._num_measurements, self._measure_s = saved.num_measurements, saved.measure_s
+        self.fleet.restore(saved)
+        for record, worker in zip(self.fleet, saved.workers, strict=True):
+            if worker.state is not None:
+                record.to_restore = worker
+                order = self._restoring(worker, worker.state, saved)
+                record.issue(record.orders.prepare(order, _now_s()), _now_s())
+
+    def _restoring(self, worker: SavedWorker, state: Array, saved: SavedHead) -> Order:
+        """The order to go on, with the weights that the worker held."""
+        message, weights = None, {}
+        if worker.version >= 0 and worker.code_id == saved.code_id:
+            if worker.version == saved.version:
+                message, weights = self.versions.packed_weights()
+            elif worker.version in saved.weights:
+                weights = saved.weights[worker.version]
+                message = Weights(version=worker.version, code_id=saved.code_id, digest=digest(weights), bfloat16=[])
+        arrays = {STATE: state, **{f"{WEIGHT}{name}": each for name, each in weights.items()}}
+        return Order(RestoreState(weights=message), arrays)
 
     # -- for the launcher's monitor --
 
@@ -353,7 +415,8 @@ class Head:
             line = f"its answer is malformed: {error}"
             result = OrderFailed(order=message.order, kind="order", error=line, traceback="")
         if isinstance(result, OrderFailed) and not record.orders.open[0].is_for_caller:
-            logger.warning("%s could not take a change of its envs: %s", member, result.error)
+            what = "take a change of its envs" if record.to_restore is None else "go on where the checkpoint has it"
+            logger.warning("%s could not %s: %s", member, what, result.error)
         self._num_arrivals += 1
         record.accept(message, result, verdict is Verdict.ACCEPTED, self._num_arrivals, _now_s())
         if isinstance(result, Rows | Collected) and result.suspects:

@@ -50,13 +50,26 @@ class Learner:
         self._num_short_lived = 0  # agents of which there was one version only, one after the other
         self._standstill = Standstill(sync)
         self._has_warned = False
+        self._is_resumed = False  # the next agent is that of the checkpoint: its workers know it
+
+    @property
+    def first_version(self) -> int:
+        """The first version of the present policy, for a checkpoint."""
+        return self._first_version
+
+    def restore(self, first_version: int) -> None:
+        """Go on from a checkpoint, which has the policy's weights, and not its code."""
+        self._first_version, self._is_resumed = first_version, self._versions.version > 0
 
     def publish(self, agent: Any) -> int:
         """Make the agent's present weights the newest version, and tell workers that are at work."""
         head = self._head
         if agent is not self._agent:
             code = code_of(agent)
-            if code != self._code:
+            if self._is_resumed:
+                head.adopt_code(code, weights_of(agent))
+                self._code, self._is_resumed = code, False
+            elif code != self._code:
                 self._set_code(code)
             self._agent, self._policy, self._shown_form, self._has_probabilities = agent, None, None, False
         # Workers that wait for an order will hear of it with that.

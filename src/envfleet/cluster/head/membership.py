@@ -112,6 +112,14 @@ class Membership:
         """The process that is worker `worker` at present; None: there is none."""
         return self._present.get(worker)
 
+    def num_processes(self, worker: int) -> int:
+        """The number of processes that worker `worker` has had."""
+        return self._epochs.get(worker, 0)
+
+    def restore(self, worker: int, num_processes: int) -> None:
+        """Worker `worker` has had processes before the run was resumed."""
+        self._epochs[worker] = num_processes
+
     @property
     def members(self) -> list[Member]:
         """All members, in the order of workers."""

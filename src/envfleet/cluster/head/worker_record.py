@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
+from envfleet.cluster.checkpoint.content import SavedWorker
 from envfleet.cluster.head.answers import Answered, Result
 from envfleet.cluster.head.connections import Delivery
 from envfleet.cluster.head.divergence import Probes
@@ -25,19 +26,21 @@ from envfleet.cluster.wire.messages import (
     EnvFailure,
     Evaluate,
     EvaluationProgress,
-    EvaluationReady,
     NotReady,
     OrderCancelled,
     OrderFailed,
     PoolPlan,
     RolloutReady,
     RowsReady,
+    SaveState,
+    StateRestored,
     ValuesReady,
 )
 from envfleet.cluster.wire.orders import Numbered, Order, OrderLog
 from envfleet.cluster.wire.plain_values import read_plain
 from envfleet.cluster.wire.rollouts import Collected, RolloutForm, Rows
 from envfleet.cluster.wire.transfers import Transfers, num_bytes
+from envfleet.cluster.wire.worker_states import SavedState, checked_state
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.stats import WorkerStats
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
@@ -46,6 +49,11 @@ Frames = list[Any]
 Deliver = Callable[[bytes, Frames], Delivery]
 
 MOST_LOSSES_AT_START = 3
+COUNTERS = (  # those of stats() that go on after a resume
+    *("num_steps", "num_rollouts", "num_dropped_rollouts", "num_dropped_steps", "num_pulls", "version", "lag"),
+    *("num_nan_rows", "num_out_of_bounds_rows"),
+    *("code_bytes", "weight_bytes", "rollout_bytes", "announcement_bytes", "resent_bytes"),
+)
 NOT_REPORTED = WorkerStatus(WorkerState.RUNNING, "the launcher has not said how it is")
 
 
@@ -66,7 +74,7 @@ class WorkerRecord:
     attributes: dict[str, Any] = field(default_factory=dict)  # that set_attr() has set, as they travel
     orders: OrderLog = field(default_factory=OrderLog)
     answers: deque[Answered] = field(default_factory=deque)
-    evaluations: deque[Answered] = field(default_factory=deque)  # answers to Evaluate: of no activity, see Activity
+    asides: deque[Answered] = field(default_factory=deque)  # answers to orders of no activity, see Activity
     num_played: int = 0  # episodes of the Evaluate order that it carries out, as its last process says
     transfers: Transfers = field(default_factory=lambda: Transfers(0.0, None))  # with its last process
     welcome_frames: Frames | None = None  # for its last process
@@ -76,6 +84,8 @@ class WorkerRecord:
     num_steps_ordered: int = 0  # that an env may have made in orders that the last process has answered
     probes: Probes | None = None  # of the last rollouts that the learner took
     measured: Measurement = field(default_factory=Measurement)  # on those probes, or on earlier ones
+    to_restore: SavedWorker | None = None  # what its process has been told to go on with, and has not said that it does
+    restore_problem: str = ""  # why its process could not
     # Counters for stats()
     num_steps: int = 0
     num_rollouts: int = 0
@@ -186,6 +196,42 @@ class WorkerRecord:
             self.member.connection_closed(now_s)
         return delivery is Delivery.SENT
 
+    # -- checkpoints --
+
+    def saved(self, num_processes: int, state: SavedState | None) -> SavedWorker:
+        """For a checkpoint; `state` is what its process said of itself; None: it said nothing."""
+        counters = {name: int(getattr(self, name)) for name in COUNTERS}
+        counters["resent_bytes"] += self.transfers.resent_bytes + self.worker_resent_bytes
+        kept = SavedWorker(epoch=num_processes, counters=counters, attributes=dict(self.attributes))
+        if state is None:
+            return kept
+        measured = self.measured
+        return replace(
+            kept,
+            num_steps_ordered=self.num_steps_ordered,
+            process_versions=self.process_versions.copy(),
+            measured=(measured.divergence, measured.version, measured.newest_version),
+            probes=None if self.probes is None else self.probes.tree(),
+            code_id=state.code_id,
+            version=state.version,
+            state=state.state,
+            has_env_states=state.has_env_states,
+        )
+
+    def restore(self, saved: SavedWorker) -> None:
+        """Go on counting. What its process must be told is the head's business."""
+        for name, number in saved.counters.items():
+            if name in COUNTERS:
+                setattr(self, name, number)
+        self.attributes.update(saved.attributes)
+
+    def _went_on(self, saved: SavedWorker) -> None:
+        """Its process goes on where another one was: what that had shown counts for it."""
+        self.num_steps_ordered = saved.num_steps_ordered
+        self.process_versions = np.array(saved.process_versions, np.int64)
+        self.measured = Measurement(*saved.measured)
+        self.probes = None if saved.probes is None else Probes.of_tree(saved.probes)
+
     # -- answers --
 
     def checked(self, message: Any, arrays: Arrays, form: RolloutForm, newest_version: int) -> Result:
@@ -206,9 +252,15 @@ class WorkerRecord:
             return self._checked_rollout(message, arrays, form, newest_version, expected)
         if isinstance(message, RowsReady):
             return form.check_rows(self.worker, decode_bounded(message.info), arrays)
-        if isinstance(message, EvaluationReady):
-            assert isinstance(expected.message, Evaluate)
+        if isinstance(expected.message, Evaluate):
             return checked_episodes(message, arrays, expected.message)
+        if isinstance(expected.message, SaveState):
+            return checked_state(message, arrays, expected.message)
+        return self._checked_values(message, form)
+
+    def _checked_values(self, message: Any, form: RolloutForm) -> list[Any]:
+        if isinstance(message, StateRestored):
+            return []
         assert isinstance(message, ValuesReady)
         values = read_plain(message.values)
         if not isinstance(values, list) or len(values) != form.num_envs:
@@ -263,12 +315,17 @@ class WorkerRecord:
         elif isinstance(result, Rows):
             self.num_steps += len(result.arrays["rewards"])
             self.rates.append((len(result.arrays["rewards"]), now_s - issued.sent_s))
+        if self.to_restore is not None and issued.order is not None and issued.order.answer is StateRestored:
+            if isinstance(result, OrderFailed):
+                self.restore_problem = result.error
+            else:
+                self._went_on(self.to_restore)
+            self.to_restore = None
         if is_wanted and issued.is_for_caller:  # also an error in place of a result: the caller must hear of it
             is_refused = isinstance(result, OrderFailed) and result is not message
             failures = [] if is_refused else getattr(message, "failures", [])
             is_after_loss = not is_refused and getattr(message, "is_after_loss", False)
-            is_evaluation = issued.order is not None and issued.order.answer is EvaluationReady
-            kept = self.evaluations if is_evaluation else self.answers
+            kept = self.asides if issued.order is not None and issued.order.is_aside else self.answers
             kept.append(Answered(message.order, result, failures, is_after_loss, self.member, arrival))
         self.restarts.worked()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from envfleet.cluster.checkpoint.content import SavedHead
 from envfleet.cluster.head.answers import PendingAnswers, errors_of
 from envfleet.cluster.head.config import HeadConfig
 from envfleet.cluster.head.head import Head
@@ -25,7 +26,7 @@ from envfleet.cluster.run.sigterm import exit_on_sigterm
 from envfleet.cluster.wire.messages import OrderFailed, PoolPlan
 from envfleet.cluster.wire.rollouts import RolloutForm
 from envfleet.cluster.wire.sockets import RunKeys
-from envfleet.contract.errors import ClusterTimeout, JoinTimeout, WorkerFailed, WorkerLost
+from envfleet.contract.errors import CheckpointError, ClusterTimeout, JoinTimeout, WorkerFailed, WorkerLost
 from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.launcher import Launcher, WorkerJob
 
@@ -48,8 +49,8 @@ class Activity(Protocol):
 class Run:
     """One run of a cluster: its head, its folder and its launcher's job."""
 
-    def __init__(self, config: HeadConfig, launcher: Launcher) -> None:
-        """Bind the head, and ask the launcher for the workers."""
+    def __init__(self, config: HeadConfig, launcher: Launcher, saved: SavedHead | None = None) -> None:
+        """Bind the head, and ask the launcher for the workers; with `saved`, go on from a checkpoint."""
         self.num_workers = len(config.plans)
         self.num_envs_per_worker = config.plans[0].pool.num_envs
         self._raises_env_errors = config.plans[0].pool.on_env_error == "raise"
@@ -67,6 +68,8 @@ class Run:
             self.head = Head(config, address, keys)
             self._fleet = self.head.fleet
             undo.callback(self.head.close)
+            if saved is not None:
+                self.head.restore(saved)
             self.head.start()
             self._found_at = advertised_address(head_address, self.head.address, launcher)
             # Workers here see that their head is gone; what waits in a queue elsewhere does not.
@@ -167,6 +170,28 @@ class Run:
             progress.close()
         assert self._fleet.form is not None
         return self._fleet.form
+
+    def wait_until_restored(self, timeout_s: float) -> None:
+        """Wait until the workers that are ready go on where the checkpoint has them.
+
+        Raises:
+            CheckpointError: A worker cannot.
+            ClusterTimeout: They have not said so in time.
+        """
+
+        def is_done() -> bool:
+            failed = [record for record in self._fleet if record.restore_problem]
+            if failed:
+                raise CheckpointError(
+                    f"{failed[0]} cannot go on where the checkpoint has it: {failed[0].restore_problem}"
+                )
+            self._raise_if_hopeless(len(self._fleet) - 1)
+            return not any(record.is_ready and record.to_restore is not None for record in self._fleet)
+
+        workers = range(self.num_workers)
+        if not self.head.wait(is_done, timeout_s, lambda: self._fleet.last_progress_s(workers)):
+            late = [record.worker for record in self._fleet if record.is_ready and record.to_restore is not None]
+            raise ClusterTimeout(f"envs and policies were not restored within {timeout_s:g} s: {self.about(late)}")
 
     @property
     def metadata(self) -> dict[str, Any]:

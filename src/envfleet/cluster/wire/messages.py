@@ -204,6 +204,25 @@ class EvaluationProgress(msgspec.Struct, frozen=True, tag="evaluation_progress")
     num_done: int
 
 
+class StateReady(msgspec.Struct, frozen=True, tag="state_ready"):
+    """Answer to SaveState: what decides what I do next is in array `state`, bytes that only workers read.
+
+    Weights have the prefix "weight."; those of the version that the order names are left out.
+    """
+
+    order: int
+    code_id: int  # of the policy that I act with; 0: none
+    version: int  # of its weights; -1: none
+    has_env_states: bool  # False: after a resume my envs begin new episodes
+    left_out: LeftOut = []  # what else the state does not have, and why, for people
+
+
+class StateRestored(msgspec.Struct, frozen=True, tag="state_restored"):
+    """Answer to RestoreState."""
+
+    order: int
+
+
 class OrderFailed(msgspec.Struct, frozen=True, tag="order_failed"):
     """Answer to an order that could not be carried out; the worker is ready for the next one."""
 
@@ -249,6 +268,8 @@ FromWorker = (
     | ValuesReady
     | EvaluationReady
     | EvaluationProgress
+    | StateReady
+    | StateRestored
     | OrderFailed
     | OrderCancelled
     | PullCode
@@ -256,7 +277,9 @@ FromWorker = (
     | Leaving
     | AboutChunks
 )
-Answer = RowsReady | RolloutReady | ValuesReady | EvaluationReady | OrderFailed | OrderCancelled
+Answer = (
+    RowsReady | RolloutReady | ValuesReady | EvaluationReady | StateReady | StateRestored | OrderFailed | OrderCancelled
+)
 
 
 # -- head -> worker --
@@ -399,6 +422,26 @@ class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
     weights: Weights
 
 
+class SaveState(msgspec.Struct, frozen=True, kw_only=True, tag="save_state"):
+    """Send me what decides what you do next, for a checkpoint; then go on as if nothing had been asked."""
+
+    order: int = 0
+    accepted: int = 0
+    version: int  # of the newest policy: its weights need not be sent
+
+
+class RestoreState(msgspec.Struct, frozen=True, kw_only=True, tag="restore_state"):
+    """Go on where the worker was whose answer to SaveState had the bytes in array `state`.
+
+    Arrays of its weights have the prefix "weight.". The first order of a run that goes on from a checkpoint; carried
+    out even if it is cancelled. A process that comes later, in place of one that has answered, does not get it.
+    """
+
+    order: int = 0
+    accepted: int = 0
+    weights: Weights | None  # None: it had none
+
+
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """Answer to Heartbeat, and sent to find out whether a silent worker is still connected."""
 
@@ -422,6 +465,8 @@ FromHead = (
     | SetAttr
     | ChangeEnvs
     | Evaluate
+    | SaveState
+    | RestoreState
     | Cancel
     | Announce
     | Code
@@ -430,7 +475,7 @@ FromHead = (
     | Stop
     | AboutChunks
 )
-OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs | Evaluate
+OrderMessage = Reset | Step | Collect | Call | SetAttr | ChangeEnvs | Evaluate | SaveState | RestoreState
 ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     Reset: RowsReady,
     Step: RowsReady,
@@ -439,4 +484,6 @@ ANSWER_TO: dict[type[OrderMessage], type[Answer]] = {
     SetAttr: ValuesReady,
     ChangeEnvs: ValuesReady,
     Evaluate: EvaluationReady,
+    SaveState: StateReady,
+    RestoreState: StateRestored,
 }

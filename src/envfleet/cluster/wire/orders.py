@@ -14,7 +14,16 @@ import msgspec
 
 from envfleet.cluster.info_choice import InfoChoice
 from envfleet.cluster.wire.codec import encode
-from envfleet.cluster.wire.messages import ANSWER_TO, Answer, ChangeEnvs, Collect, OrderMessage
+from envfleet.cluster.wire.messages import (
+    ANSWER_TO,
+    Answer,
+    ChangeEnvs,
+    Collect,
+    Evaluate,
+    OrderMessage,
+    RestoreState,
+    SaveState,
+)
 from envfleet.cluster.wire.transfers import Transfer
 from envfleet.contract.arrays import Arrays
 
@@ -59,7 +68,12 @@ class Order:
     @property
     def is_for_caller(self) -> bool:
         """Whether a caller waits for the answer."""
-        return not isinstance(self.message, ChangeEnvs)
+        return not isinstance(self.message, ChangeEnvs | RestoreState)
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it belongs to no activity, and may be given beside one."""
+        return isinstance(self.message, Evaluate | SaveState)
 
     @property
     def is_of_stream(self) -> bool:

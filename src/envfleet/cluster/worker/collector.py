@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,15 @@ from envfleet.pool.pool import EnvPool
 NO_INFOS = InfoChoice(keys=())
 
 
+class SavedCollector(NamedTuple):
+    """What lasts from one rollout to the next, of either kind of collector."""
+
+    obs: Sequence[Any]  # leaves of [num_envs, ...]
+    episodes: Mapping[str, Array]  # see RunningEpisodes
+    masks: tuple[Infos | None, str | None, Array | None]  # see ActionMasks
+    memory: dict[str, Array] | None  # of a recurrent policy
+
+
 class Collector:
     """Keeps what must last from one rollout to the next: the observation to act on, and the running episodes."""
 
@@ -46,6 +55,24 @@ class Collector:
         self._episodes = RunningEpisodes(pool.num_envs)
         self._masks = ActionMasks(pool.num_envs, first_infos)
         self._memory: PolicyState | None = None
+        self._restored: dict[str, Array] | None = None  # what the policy remembered, until it is built
+
+    def saved(self) -> SavedCollector:
+        """For a checkpoint, between two rollouts."""
+        memory = self._restored if self._memory is None else self._memory.saved
+        obs = [np.array(leaf) for leaf in self._obs_tree.flatten(self._obs)]
+        return SavedCollector(obs, self._episodes.saved(), self._masks.saved(), memory)
+
+    def restore(self, saved: SavedCollector) -> None:
+        """Go on from a checkpoint."""
+        self._obs = self._obs_tree.unflatten(list(saved.obs))
+        self._episodes.restore(saved.episodes)
+        self._masks.restore(*saved.masks)
+        self._restored = saved.memory
+
+    def forget_memory(self) -> None:
+        """The policy that will be built is not the one that was saved."""
+        self._restored = None
 
     def collect(
         self,
@@ -107,6 +134,9 @@ class Collector:
     def _memory_of(self, policy: Policy) -> PolicyState:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = PolicyState(policy, self._pool.num_envs)
+            if self._restored is not None:
+                self._memory.restore(self._restored)
+                self._restored = None
         else:
             self._memory.begin_rollout()
         return self._memory

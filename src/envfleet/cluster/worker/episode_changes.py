@@ -16,6 +16,16 @@ class EpisodeChanges:
         self._numbers: Array = np.zeros(num_envs, np.int64)  # [N]: of the running episodes
         self.begin_rollout()
 
+    @property
+    def saved(self) -> Array:
+        """For a checkpoint: the numbers of the running episodes."""
+        return self._numbers.copy()
+
+    def restore(self, numbers: Array) -> None:
+        """Go on from a checkpoint."""
+        self._numbers = numbers.copy()
+        self.begin_rollout()
+
     def begin_rollout(self) -> None:
         """The rows of a rollout begin with the episodes that run now."""
         self._first = self._numbers.copy()  # before step 0

@@ -18,7 +18,13 @@ from envfleet.cluster.sync import probe_places
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.cluster.wire.row_checks import RowChecks
 from envfleet.cluster.wire.spare_arrays import SpareArrays
-from envfleet.cluster.worker.collector import NO_INFOS, final_values, received_from, require_actions
+from envfleet.cluster.worker.collector import (
+    NO_INFOS,
+    SavedCollector,
+    final_values,
+    received_from,
+    require_actions,
+)
 from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.held_infos import HeldInfos
 from envfleet.cluster.worker.policy_copies import PolicyCopies
@@ -64,6 +70,23 @@ class FirstReadyCollector:
         self._num_built = 0  # see PolicyCopies
         self._stream = 0
         self._columns: _Columns | None = None
+        self._restored: dict[str, Array] | None = None  # what the policy remembered, until it is built
+
+    def saved(self) -> SavedCollector:
+        """For a checkpoint, when no env is at work. Rows that were not sent are not saved: envs go on behind them."""
+        memory = self._restored if self._memory is None else self._memory.saved
+        return SavedCollector([leaf.copy() for leaf in self._obs], self._episodes.saved(), self._masks.saved(), memory)
+
+    def restore(self, saved: SavedCollector) -> None:
+        """Go on from a checkpoint."""
+        self._obs = [np.array(leaf) for leaf in saved.obs]
+        self._episodes.restore(saved.episodes)
+        self._masks.restore(*saved.masks)
+        self._restored = saved.memory
+
+    def forget_memory(self) -> None:
+        """The policy that will be built is not the one that was saved."""
+        self._restored = None
 
     def versions_in_use(self, stream: int) -> set[int]:
         """The versions of rows that the next order of this stream goes on with."""
@@ -122,6 +145,9 @@ class FirstReadyCollector:
         self._stream, self._columns = 0, None  # until all is well
         if self._memory is None or is_other_policy:
             self._memory, self._num_built = PolicyState(copies.newest, num_envs), copies.num_built
+            if self._restored is not None:
+                self._memory.restore(self._restored)
+                self._restored = None
         per_env = 2 if stream else 1
         num_columns = per_env * num_envs
         recorder = Recorder(self._obs_tree, self._action_tree, num_steps, num_columns, self._spares)

@@ -94,6 +94,15 @@ class PolicyCopies:
                 seed(policy)
         self._seeded = list(self._by_version.values())
 
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the copy with the newest weights is seeded."""
+        return self.has_weights and any(self.newest is each for each in self._seeded)
+
+    def mark_seeded(self) -> None:
+        """The copy with the newest weights goes on with random numbers of its own."""
+        self._seeded = [self.newest]
+
     def forget_seeds(self) -> None:
         """Have all copies seeded again."""
         self._seeded = []

@@ -36,6 +36,15 @@ class PolicyState:
         if self._initial is not None:  # a copy: the policy may change it in place
             self._state = {name: rows.copy() for name, rows in self._initial.items()}
 
+    @property
+    def saved(self) -> dict[str, Array] | None:
+        """For a checkpoint: what the policy remembers of each env; None: it is not recurrent."""
+        return None if self._state is None else {name: np.array(rows) for name, rows in self._state.items()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from a checkpoint."""
+        self.remember(state)
+
     def begin_rollout(self) -> None:
         """Ask the policy for its initial state again: it may be learned, and have come with new weights."""
         self.begin_with(initial_state_of(self.policy, self._num_envs))

@@ -7,7 +7,7 @@ collectors, of all envs at once and of those that are ready first, write through
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,6 +140,19 @@ class RunningEpisodes:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._began_s = np.full(num_envs, time.perf_counter())
+
+    def saved(self) -> dict[str, Array]:
+        """For a checkpoint: returns, lengths, and seconds since the episodes began."""
+        return {
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "seconds": time.perf_counter() - self._began_s,
+        }
+
+    def restore(self, saved: Mapping[str, Array]) -> None:
+        """Go on from a checkpoint."""
+        self._returns, self._lengths = saved["returns"].copy(), saved["lengths"].copy()
+        self._began_s = time.perf_counter() - saved["seconds"]
 
     def add(self, rewards: Array, envs: Array | slice = ALL) -> None:
         """Count a step of these envs."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from envfleet.cluster.sync import SyncRule
+from envfleet.cluster.sync import News, SyncRule
 from envfleet.cluster.wire.evaluations import CODE, WEIGHT
 from envfleet.cluster.wire.messages import (
     Call,
@@ -30,8 +30,12 @@ from envfleet.cluster.wire.messages import (
     OrderFailed,
     Ready,
     Reset,
+    RestoreState,
     RolloutReady,
+    SaveState,
     SetAttr,
+    StateReady,
+    StateRestored,
     Step,
     ValuesReady,
     Welcome,
@@ -39,6 +43,8 @@ from envfleet.cluster.wire.messages import (
 from envfleet.cluster.wire.plain_values import from_plain, to_plain
 from envfleet.cluster.wire.rollouts import named
 from envfleet.cluster.wire.spaces import describe_space
+from envfleet.cluster.wire.weights import unpacked
+from envfleet.cluster.wire.worker_states import STATE
 from envfleet.cluster.worker.evaluation_pool import EvaluationHung, EvaluationPool
 from envfleet.cluster.worker.first_ready import FirstReadyCollector
 from envfleet.cluster.worker.keys import take_keys
@@ -47,18 +53,28 @@ from envfleet.cluster.worker.policy_copies import PolicyCopies
 from envfleet.cluster.worker.policy_state import PolicyError
 from envfleet.cluster.worker.watchdog import leave_with_stdin
 from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
+from envfleet.cluster.worker.worker_state import (
+    OWN_NUMBERS,
+    SavedPolicy,
+    decoded,
+    encoded,
+    lacks_random_state,
+    saved_sequence,
+    sequence_of,
+)
 from envfleet.contract.arrays import Arrays
 from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode
-from envfleet.contract.policy import Policy
+from envfleet.contract.policy import Policy, SavesRandomState
 from envfleet.contract.pool_config import Line
 from envfleet.contract.worker_environment import CPUS_VARIABLE, KEYS_VARIABLE, cpus_in
-from envfleet.policies.seeding import random_numbers_kept, seed_policy
+from envfleet.policies.seeding import random_numbers_kept, random_states, seed_policy, set_random_states
 from envfleet.pool.process.tolerant_output import tolerate_full_disk
 
 logger = logging.getLogger("envfleet.worker")
 
 
 FAILED = 1  # the exit code of all that WorkerExit does not name
+MOST_LEFT_OUT_CHARS = 2048  # that StateReady takes
 
 
 class Worker:
@@ -75,6 +91,8 @@ class Worker:
         self._first_env_id = welcome.plan.first_env_id
         seed = welcome.plan.seed
         self._seeds = np.random.SeedSequence(None if seed is None else (seed, self._first_env_id, welcome.epoch, 1))
+        self._saved_policy: SavedPolicy | None = None  # of a checkpoint, until the policy is built
+        self._random_states: dict[str, Any] = {}  # of a checkpoint, until torch is imported
         self._ready = self._introduction()
 
     def run(self) -> NoReturn:
@@ -120,10 +138,8 @@ class Worker:
 
     def _carry_out(self, order: Any, arrays: Arrays) -> None:
         link = self._link
-        if isinstance(order, ChangeEnvs):  # also a cancelled one: it is for all episodes to come
-            self._pool.change(order)
-            link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
-            return
+        if isinstance(order, ChangeEnvs | RestoreState):  # also a cancelled one: it is for all that follows
+            return self._carry_out_always(order, arrays)
         if link.is_cancelled(order.order):
             raise Cancelled
         if isinstance(order, Step):
@@ -132,6 +148,8 @@ class Worker:
             link.answer(*self._collect(order))
         elif isinstance(order, Evaluate):
             link.answer(*self._evaluate(order, arrays))
+        elif isinstance(order, SaveState):
+            link.answer(*self._state(order))
         elif isinstance(order, Reset):
             if order.seeds[0] is not None:
                 self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
@@ -147,6 +165,15 @@ class Worker:
         elif isinstance(order, SetAttr):
             self._pool.set_attr(order.name, from_plain(order.values))
             link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+
+    def _carry_out_always(self, order: ChangeEnvs | RestoreState, arrays: Arrays) -> None:
+        if isinstance(order, RestoreState):
+            self._restore(order, arrays)
+            self._link.answer(StateRestored(order=order.order))
+        else:
+            self._pool.change(order)
+            nothing = to_plain([None] * self._pool.envs.num_envs)
+            self._link.answer(ValuesReady(order=order.order, values=nothing))
 
     def _collect(self, order: Collect) -> tuple[RolloutReady, Arrays]:
         self._bring_up_to_date(order)
@@ -182,6 +209,79 @@ class Worker:
             copies.load(order.weights, named(arrays, WEIGHT))
             return self._evaluations.play(order, copies.newest, partial(self._between_steps, order), self._link.say)
 
+    # -- checkpoints --
+
+    def _state(self, order: SaveState) -> tuple[StateReady, Arrays]:
+        """All that decides what this worker does next."""
+        self._pool.require_idle()
+        pool, why_no_envs = self._pool.saved()
+        left_out = [] if why_no_envs is None else [f"its envs have no states: {why_no_envs}"]
+        copies, link, waiting = self._copies, self._link, self._saved_policy
+        code_id, version, weights = copies.code_id, copies.version, dict[str, Any]()
+        is_seeded, random_state = copies.is_seeded, None
+        if waiting is not None:  # it has not built its policy since it was restored
+            code_id, version = waiting.weights.code_id, waiting.weights.version
+            is_seeded, random_state = waiting.is_seeded, waiting.random_state
+            weights = unpacked(waiting.weights, waiting.arrays)
+        elif copies.has_weights:
+            policy, weights = copies.newest, copies.newest.get_weights()
+            if isinstance(policy, SavesRandomState):
+                random_state = policy.get_random_state()
+            elif lacks_random_state(policy):
+                left_out.append(OWN_NUMBERS)
+        values = {
+            "pool": pool,
+            "seeds": saved_sequence(self._seeds),
+            "news": [link.news.version, link.news.divergence, link.news.measured_version],
+            "random": {**self._random_states, **random_states()},
+            "is_seeded": is_seeded,
+            "random_state": random_state,
+        }
+        ready = StateReady(
+            order=order.order,
+            code_id=code_id,
+            version=version,
+            has_env_states=why_no_envs is None,
+            left_out=[sendable(each)[:MOST_LEFT_OUT_CHARS] for each in left_out],
+        )
+        sent = {} if version == order.version else {f"{WEIGHT}{name}": each for name, each in weights.items()}
+        return ready, {STATE: encoded(values), **sent}
+
+    def _restore(self, order: RestoreState, arrays: Arrays) -> None:
+        saved = decoded(arrays[STATE])
+        self._pool.restore(saved["pool"])
+        self._seeds, self._link.news = sequence_of(saved["seeds"]), News(*saved["news"])
+        self._random_states = {} if set_random_states(saved["random"]) else {"torch": saved["random"]["torch"]}
+        if order.weights is None:
+            self._pool.forget_memory()
+        else:
+            own = saved["is_seeded"], saved["random_state"]
+            self._saved_policy = SavedPolicy(order.weights, named(arrays, WEIGHT), *own)
+
+    def _build_saved(self, order: Collect) -> None:
+        """Build the policy of the checkpoint, as it was then. If the learner has another one now, that is built later.
+
+        What its building draws at random counts for nobody.
+        """
+        saved, held = self._saved_policy, self._copies
+        if saved is not None and saved.weights.code_id == order.code_id:
+            with random_numbers_kept():
+                code = self._link.pull_code(held.code_id, order.order)
+                self._saved_policy = None
+                held.build(*code)
+                if held.code_id == saved.weights.code_id:
+                    held.load(saved.weights, saved.arrays)
+            if held.has_weights and saved.is_seeded:
+                if isinstance(held.newest, SavesRandomState):
+                    held.newest.set_random_state(saved.random_state)
+                if not lacks_random_state(held.newest):
+                    held.mark_seeded()
+        self._saved_policy = None
+        if self._random_states and set_random_states(self._random_states):
+            self._random_states = {}
+        if not held.has_weights:
+            self._pool.forget_memory()
+
     def _between_steps(self, order: Collect | Evaluate) -> None:
         self._link.look()
         if self._link.is_cancelled(order.order):
@@ -195,6 +295,8 @@ class Worker:
         """Pull the newest policy if there is none yet, or if the rule says so."""
         link, held = self._link, self._copies
         link.drain()
+        if self._saved_policy is not None:
+            self._build_saved(order)
         news = link.news.after_order(order)
         is_due = news.should_pull(self._sync, held.version, order.max_lag)
         if not held.is_built or held.code_id < order.code_id:

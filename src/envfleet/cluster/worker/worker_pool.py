@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import cloudpickle
@@ -15,17 +15,18 @@ import numpy as np
 from envfleet.cluster.wire.messages import ChangeEnvs, EnvFailure, PoolPlan, Reset, RowsReady, Step, Welcome
 from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
 from envfleet.cluster.wire.rollouts import FIXED
-from envfleet.cluster.worker.collector import Collector
+from envfleet.cluster.worker.collector import Collector, SavedCollector
 from envfleet.cluster.worker.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.first_ready import FirstReadyCollector
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvFailed, PoolTimeout, StepOnEndedEpisode, text_of
+from envfleet.contract.errors import EnvFailed, NotReset, PoolTimeout, StepOnEndedEpisode, UsageError, text_of
 from envfleet.contract.infos import Infos, InfoTable
 from envfleet.contract.live_changes import Arguments, Change, LiveChanges
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
+from envfleet.contract.state import EnvState
 from envfleet.pool.make import make_pool
 from envfleet.pool.native.plugins import load_native
 from envfleet.pool.pool import EnvPool
@@ -35,6 +36,7 @@ logger = logging.getLogger("envfleet.worker")
 
 LOST = "the worker that ran it was lost"
 HUNG = "the pool of its worker hung"
+_FINALS = ("final_obs", "_final_obs", "final_info", "_final_info")  # of no use for the masks of present observations
 
 
 class Episodes(enum.Enum):
@@ -73,6 +75,64 @@ class WorkerPool:
     def close(self) -> None:
         """Close the pool and all of its envs."""
         self.envs.close()
+
+    def saved(self) -> tuple[dict[str, Any], str | None]:
+        """For a checkpoint, between two orders: plain values; and why envs must begin anew, None: they need not."""
+        envs, why = self._saved_envs()
+        saved = {
+            "autoreset": self._autoreset.value,
+            "episodes": self._episodes.name,
+            "epoch": self._epoch,
+            "num_beginnings": self._num_beginnings,
+            "seed": self._seed,
+            "reset_arguments": self._reset_arguments,
+            "reset_infos": _kept_infos(self._reset_infos),
+            "last_obs": None if self._last_obs is None else self._obs.flatten(self._last_obs),
+            "changes": self._episode_changes.saved,
+            "envs": envs,
+            "collector": None,
+        }
+        if self._collector is not None:
+            obs, episodes, (infos, key, current), memory = self._collector.saved()
+            masks = None if infos is None else _kept_infos(infos), key, current
+            saved["collector"] = list(obs), dict(episodes), masks, memory
+        return saved, why
+
+    def _saved_envs(self) -> tuple[list[dict[str, Any]] | None, str | None]:
+        try:
+            states = self.envs.get_state()
+        except NotReset:
+            return None, None  # nothing is lost
+        except (UsageError, EnvFailed) as error:
+            return None, None if self._episodes is Episodes.NONE else str(error)
+        return [{each.name: getattr(state, each.name) for each in fields(state)} for state in states], None
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on where the worker was whose pool was saved. Raises UsageError if a state does not fit; nothing is lost.
+
+        A pool whose envs could not be saved begins anew, with seeds of its own.
+        """
+        episodes, autoreset = Episodes[saved["episodes"]], Autoreset(saved["autoreset"])
+        if saved["envs"] is None and episodes is not Episodes.NONE:
+            return
+        if autoreset is not self._autoreset:
+            self._switch_to(autoreset)
+        if saved["envs"] is not None:
+            self.envs.set_state([EnvState(**each) for each in saved["envs"]])
+        self._episodes, self._epoch, self._num_beginnings = episodes, saved["epoch"], saved["num_beginnings"]
+        self._seed, self._reset_arguments = saved["seed"], saved["reset_arguments"]
+        self._reset_infos = saved["reset_infos"]
+        self._last_obs = None if saved["last_obs"] is None else self._obs.unflatten(saved["last_obs"])
+        self._episode_changes.restore(saved["changes"])
+        if saved["collector"] is not None:
+            collector = SavedCollector(*saved["collector"])
+            self._collector = self._new_collector(self._obs.unflatten(list(collector.obs)), {})
+            self._collector.restore(collector)
+
+    def forget_memory(self) -> None:
+        """The policy that will be built is not the one that was saved."""
+        if self._collector is not None:
+            self._collector.forget_memory()
 
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
         """Reset all envs, or those in the mask; the result has a row for each env."""
@@ -350,6 +410,12 @@ def plain_parts(values: Mapping[str, Any], name: str) -> Any:
 
 
 _told: set[str] = set()
+
+
+def _kept_infos(infos: Infos) -> Infos:
+    """What of the infos of present observations a checkpoint has."""
+    kept = {name: each for name, each in infos.items() if name not in _FINALS}
+    return from_plain(plain_parts(kept, "infos"))  # type: ignore[no-any-return]
 
 
 def sendable(text: str) -> str:
