@@ -30,6 +30,7 @@ def test_the_script_of_slurm(capsys):
     options = ["--partition", "cpu,long", "--time-limit", "2:00:00", "--cpus-per-worker", "8", "--mem-per-worker", "4G"]
     options += ["--gpus-per-worker", "a100:1", "--exclusive", "--setup", "module load cuda", "--setup", "cd there"]
     options += ["--extra-sbatch", "exclude=node7", "--extra-sbatch", "contiguous", "--log-dir", "/logs"]
+    options += ["--job-name", "walker"]
     settings = Slurm(
         partition="cpu,long",
         time_limit="2:00:00",
@@ -40,6 +41,7 @@ def test_the_script_of_slurm(capsys):
         setup=["module load cuda", "cd there"],
         extra_sbatch={"exclude": "node7", "contiguous": None},
         log_dir="/logs",
+        job_name="walker",
     )
     assert printed(capsys, "slurm-script", "--num-workers", "3", *options) == sbatch_script(settings, job(3))
     assert printed(capsys, "slurm-script", "--head", "tcp://a:1") == sbatch_script(Slurm(), job(4, "tcp://a:1"))

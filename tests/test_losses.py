@@ -103,6 +103,44 @@ def test_a_stale_row_moves_the_learner_where_plain_ppo_would_not():
     assert log_probs.grad.tolist() == [-2.0], "the weight is truncated at 2"
 
 
+def test_another_device_gives_the_same_numbers():
+    """Of the device that stands in for a GPU; it refuses tensors of the CPU."""
+    pytest.importorskip("torch.utils.backend_registration")
+    from tests.support import fake_gpu
+
+    generator = torch.Generator().manual_seed(0)
+    case = {name: torch.randn(6, 3, generator=generator) for name in NAMES}
+    case |= {name: torch.rand(6, 3, generator=generator) < 0.3 for name in ("terminated", "truncated")}
+    case["next_values"] = case["next_values"][0]
+    log_probs = [-torch.rand(6, 3, generator=generator) for _ in range(3)]
+    there = {name: each.to(fake_gpu.NAME) for name, each in case.items()}
+    log_probs_there = [each.to(fake_gpu.NAME) for each in log_probs]
+    with fake_gpu.counted_copies() as copies:
+        found = [
+            *losses.gae(**there),
+            *losses.vtrace(*log_probs_there[:2], **there),
+            losses.ppo_decoupled_loss(*log_probs_there, there["values"]),
+        ]
+    assert (copies.to_device, copies.to_host) == (0, 0)
+    assert {each.device for each in found} == {fake_gpu.DEVICE}
+    expected = [
+        *losses.gae(**case),
+        *losses.vtrace(*log_probs[:2], **case),
+        losses.ppo_decoupled_loss(*log_probs, case["values"]),
+    ]
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))
+
+
+def test_tensors_of_two_devices_are_refused():
+    case = {name: torch.zeros(4, 3) for name in NAMES} | {"next_values": torch.zeros(3)}
+    for name in ("values", "next_values", "truncated"):
+        wrong = case | {name: case[name].to("meta")}
+        with pytest.raises(UsageError, match=rf"{name} must be on the device of rewards, cpu; it is on meta: rollout"):
+            losses.gae(**wrong)
+    with pytest.raises(UsageError, match="advantages must be on the device of log_probs, cpu; it is on meta"):
+        losses.ppo_decoupled_loss(*[torch.zeros(3)] * 3, torch.zeros(3, device="meta"))
+
+
 def test_any_device_without_a_look_at_the_numbers():
     """On `meta` there are no numbers: an operation that needs one on the host fails."""
     shape = (5, 3)

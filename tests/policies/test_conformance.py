@@ -23,6 +23,7 @@ from tests.support.agents import numpy_agents
 torch = pytest.importorskip("torch")
 
 from tests.support.agents import torch_agents as agents  # noqa: E402  # needs torch
+from tests.support.agents.forward_agents import ForwardAgent, ForwardGaussian  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,9 @@ def _cases():
     return {
         "discrete": PolicyCase(agents.DiscreteAgent(), OBS, DISCRETE),
         "traced": PolicyCase(TorchPolicy(agents.DiscreteAgent(), traced=True), OBS, DISCRETE),
+        "forward": PolicyCase(ForwardAgent(num_actions=3), OBS, DISCRETE),
+        "traced forward": PolicyCase(TorchPolicy(ForwardAgent(num_actions=3), traced=True), OBS, DISCRETE),
+        "forward continuous": PolicyCase(ForwardGaussian(), OBS, UNBOUNDED),
         "continuous": PolicyCase(agents.ContinuousAgent(), OBS, UNBOUNDED),
         "multi-discrete": PolicyCase(agents.MultiDiscreteAgent(), OBS, MULTI_DISCRETE),
         "multi-binary": PolicyCase(agents.MultiBinaryAgent(), OBS, MULTI_BINARY),

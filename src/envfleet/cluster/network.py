@@ -20,7 +20,8 @@ class Network:
             this machine that is on the way to them.
         head_address: Where workers find the head, if that is another address; default None.
         compression: "zstd" packs images (extra `envfleet[zstd]`); default None.
-        weights_dtype: "bfloat16": weights travel with half their bits, and the workers act with those; default None.
+        weights_dtype: "bfloat16": weights travel with half their bits, and the workers act with those; those of
+            evaluations travel whole, so that their results are the learner's own. Default None.
         credit: Number of rollouts that a worker may be ahead of the learner in `stream()`; default 2.
     """
 

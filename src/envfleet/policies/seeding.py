@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.contract.policy import Policy, Seedable
-from envfleet.policies.torch_random import random_states, set_random_states
+from envfleet.policies import torch_random
 
 
 def seed_policy(policy: Policy, seed: int) -> None:
@@ -98,11 +98,11 @@ class SavesTorchGenerator:
 def random_numbers_kept() -> Iterator[None]:
     """Put the global generators of Python, NumPy and torch back at the end: what is drawn inside counts for nobody."""
     python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
-    of_torch = None if torch is None else random_states(torch)
+    of_torch = None if torch is None else torch_random.random_states(torch)
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         if torch is not None and of_torch is not None:
-            set_random_states(torch, of_torch)
+            torch_random.set_random_states(torch, of_torch)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -101,13 +102,17 @@ def test_words_of_a_refusal(program):
 def test_nothing_is_left_of_a_job_whose_number_is_unknown(program):
     """Slurm took the job, but sbatch never said so."""
     program("scancel", "")
+    names = []
     for lines, words in ((HANG, "has not answered sbatch"), ("echo what", "expected a job id")):
         program("sbatch", lines)
         with pytest.raises(ClusterError, match=words):
-            Slurm(log_dir="logs").launch(JOB)
+            Slurm(log_dir="logs", job_name="walker").launch(JOB)
         submitted, cancelled = program.calls()[-3], program.calls()[-1]
         name = next(word for word in submitted.split() if word.startswith("--job-name=")).removeprefix("--job-name=")
+        assert re.fullmatch(r"walker-\d{8}-\d{6}-[0-9a-f]{6}", name)
+        names.append(name)
         assert cancelled == f"scancel --quiet --user={os.getuid()} --name={name}"
+    assert names[0] != names[1]  # or one run would cancel the other's jobs
 
 
 def test_a_job_that_is_gone_from_the_queue(program):

@@ -65,6 +65,7 @@ def golden(name, text):
         ("plain.sh", Slurm(**PYTHON), None),
         ("one_worker_of_a_short_limit.sh", Slurm(time_limit="2", **PYTHON), [2]),
         ("all.sh", ALL, None),
+        ("named.sh", Slurm(job_name="walker_2.1", **PYTHON), [0]),
     ],
 )
 def test_scripts(name, settings, workers):
@@ -74,6 +75,7 @@ def test_scripts(name, settings, workers):
 def test_head_scripts():
     golden("head.sh", head_script(Slurm(cpus_per_worker=2, **PYTHON), 4, ["python", "train.py", "--name", "it's mine"]))
     golden("head_all.sh", head_script(ALL, 16, ["python", "train.py"]))
+    assert "#SBATCH --job-name=walker\n" in head_script(Slurm(job_name="walker"), 4, ["python", "train.py"])
 
 
 def test_secrets_are_nowhere():
@@ -105,6 +107,13 @@ def test_srun():
         {"account": "$(id)"},
         {"qos": ""},
         {"constraint": "a b"},
+        {"job_name": "a\nb"},
+        {"job_name": "a b"},
+        {"job_name": "-a"},
+        {"job_name": "a,b"},
+        {"job_name": ""},
+        {"job_name": None},
+        {"job_name": "a" * 65},
         {"mem_per_worker": "much"},
         {"mem_per_worker": "4 G"},
         {"gpus_per_worker": -1},
@@ -138,6 +147,8 @@ def test_refused_settings(settings):
 def test_settings_that_have_a_name_of_their_own():
     with pytest.raises(UsageError, match=r"Slurm\(time_limit=...\)"):
         Slurm(extra_sbatch={"time": "5"})
+    with pytest.raises(UsageError, match=r"Slurm\(job_name=...\)"):
+        Slurm(extra_sbatch={"job-name": "walker"})
 
 
 def test_allocation_current_outside_of_a_job(monkeypatch):

@@ -98,7 +98,7 @@ class Slurm:
         object.__setattr__(self, "extra_sbatch", _options(self.extra_sbatch))
         for name in ("partition", "account", "qos"):
             _check(name, getattr(self, name), r"[\w.,@+:][\w.,@+:-]*", "a name, or several with commas between them")
-        _check("job_name", self.job_name, r"\w[\w.+-]{0,63}", "1 to 64 letters, digits and '_', '.', '+', '-'")
+        _check("job_name", self.job_name or "", r"\w[\w.+-]{0,63}", "1 to 64 letters, digits and '_', '.', '+', '-'")
         _check("constraint", self.constraint, r"[\w.,&|*()\[\]:@+!=-]+", "features of nodes, as sbatch takes them")
         _check("mem_per_worker", self.mem_per_worker, r"\d+[KMGT]?", "a size such as '4G', or megabytes")
         _check("gpus_per_worker", self.gpus_per_worker, r"\d+|[\w.-]+:\d+", "a number, or 'type:number'")
