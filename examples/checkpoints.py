@@ -40,9 +40,10 @@ class Checkpoints:
             self._saved_s, self._has_news = time.monotonic(), False
 
     def _generators(self) -> dict[str, Tensor]:
-        device = torch.device(self._settings.device)
+        """The states of torch's generators: the CPU's and, if the networks are elsewhere, that of their device."""
+        accelerator, device = self._accelerator()
         return {"cpu": torch.get_rng_state()} | (
-            {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+            {} if accelerator is None else {"device": accelerator.get_rng_state(*device)}
         )
 
     def _load(self, extra: Any) -> None:
@@ -52,8 +53,14 @@ class Checkpoints:
         for name, part in self._parts.items():
             part.load_state_dict(extra[name])
         torch.set_rng_state(extra["generators"]["cpu"])
-        if "cuda" in extra["generators"] and torch.device(self._settings.device).type == "cuda":
-            torch.cuda.set_rng_state(extra["generators"]["cuda"], torch.device(self._settings.device))
+        accelerator, device = self._accelerator()
+        if accelerator is not None and "device" in extra["generators"]:
+            accelerator.set_rng_state(extra["generators"]["device"], *device)
+
+    def _accelerator(self) -> tuple[Any, list[torch.device]]:
+        """Torch's module for the device, such as torch.cuda, and what its functions are told; None for the CPU."""
+        device = torch.device(self._settings.device)
+        return None if device.type == "cpu" else getattr(torch, device.type), [] if device.type == "mps" else [device]
 
 
 class SavedRows:

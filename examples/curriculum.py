@@ -151,7 +151,7 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Any, settings
     rows_of = rollout.to_torch(settings.device)
     obs, actions, old_log_probs = rows_of.obs.flatten(0, 1), rows_of.actions.flatten(), rows_of.log_probs.flatten()
     for _ in range(settings.num_epochs):
-        for rows in torch.randperm(len(obs)).chunk(settings.num_minibatches):
+        for rows in torch.randperm(len(obs)).to(settings.device).chunk(settings.num_minibatches):
             _, log_probs, entropy, values = agent.get_action_and_value(obs[rows], actions[rows])
             ratio = (log_probs - old_log_probs[rows]).exp()
             clipped_ratio = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range)

@@ -147,7 +147,7 @@ def train(
                 start_log_probs = worker_log_probs
 
             for _ in range(settings.num_epochs):
-                for rows in torch.randperm(len(obs)).chunk(settings.num_minibatches):
+                for rows in torch.randperm(len(obs)).to(settings.device).chunk(settings.num_minibatches):
                     _, log_probs, entropy, values = agent.get_action_and_value(obs[rows], actions[rows])
                     policy_loss = losses.ppo_decoupled_loss(
                         log_probs,

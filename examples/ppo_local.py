@@ -117,7 +117,7 @@ def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: Bar) -> T
         batch_advantages /= batch_advantages.std(correction=0) + 1e-8
 
         for _ in range(settings.num_epochs):
-            for rows in torch.randperm(len(batch_obs)).chunk(settings.num_minibatches):
+            for rows in torch.randperm(len(batch_obs)).to(settings.device).chunk(settings.num_minibatches):
                 new_log_probs = agent.log_probs(batch_obs[rows])
                 ratio = (log_prob_of(batch_actions[rows], new_log_probs) - batch_log_probs[rows]).exp()
                 clipped_ratio = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range)
