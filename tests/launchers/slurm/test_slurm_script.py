@@ -497,8 +497,9 @@ def test_a_learner_that_saves_nothing_is_not_requeued(tmp_path, code):
         assert script.requeues() == 0
 
 
-def test_a_learner_that_does_not_know_usr1_is_left_alone(tmp_path):
+def test_a_learner_that_does_not_know_usr1_is_left_alone(tmp_path, monkeypatch):
     """It would end it. Until the limit it may still finish."""
+    monkeypatch.setattr(slurm_script, "PASS_WAIT_S", 1)
     with LearnerScript(tmp_path, exit=0) as script:
         script.process.send_signal(signal.SIGUSR1)
         wait_until(lambda: "does not handle SIGUSR1" in script.log(), "it is said")
@@ -531,7 +532,20 @@ def test_a_preempted_learner_waits_for_slurm_and_a_cancelled_one_does_not(tmp_pa
         assert script.requeues() == 0
 
 
-def test_a_learner_that_ends_on_sigterm(tmp_path):
+@pytest.mark.parametrize("to_all", [True, False], ids=["from Slurm", "to the script only"])
+def test_a_learner_that_ends_on_sigterm(tmp_path, monkeypatch, to_all):
+    """It gets it once: from Slurm or, if only the script was told, from there."""
+    monkeypatch.setattr(slurm_script, "PASS_WAIT_S", 1)
     with LearnerScript(tmp_path, SIGTERM=143) as script:
-        script.process.send_signal(signal.SIGTERM)
+        if to_all:
+            os.killpg(script.process.pid, signal.SIGTERM)
+        else:
+            script.process.send_signal(signal.SIGTERM)
+        assert script.process.wait(10) == 143
+        assert script.requeues() == 0
+
+
+def test_a_learner_that_is_killed_by_the_signal_that_its_script_gets(tmp_path):
+    with LearnerScript(tmp_path) as script:
+        os.killpg(script.process.pid, signal.SIGTERM)
         assert script.process.wait(10) == 143

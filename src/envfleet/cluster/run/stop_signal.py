@@ -14,8 +14,8 @@ from envfleet.contract.exits import LearnerExit
 
 logger = logging.getLogger("envfleet")
 
-# Slurm sends SIGTERM to all processes of a job, and the job's script passes it on: both come at the same time.
-SAME_S = 2.0
+# Slurm sends SIGTERM to all processes of a job, and the job's script may pass it on 5 s later: that is no second one.
+SAME_S = 10.0
 
 
 class StopSignal:
@@ -32,7 +32,7 @@ class StopSignal:
         sys.exit(stop.exit_code)
 
     Use it after the cluster has started: whatever waits for workers in a queue still ends on SIGTERM. A second SIGTERM,
-    some seconds after the first, raises SystemExit. Only the main thread can handle signals: in others nothing happens.
+    at least 10 s after the first, raises SystemExit. Only the main thread can handle signals: in others nothing happens.
 
     Args:
         checkpoint: The file that the learner saves to; None: it saves nothing.

@@ -21,6 +21,7 @@ SIGNAL_LEAD_S = 60
 # (30 s by default), and less than the 60 s after which the head asks for another worker: if it was not Slurm that told
 # the worker to leave, the script starts it again.
 REQUEUE_WAIT_S = 40
+PASS_WAIT_S = 5  # how long a learner's script waits whether the learner ends on SIGTERM before it passes it on
 NO_LIMIT = ("UNLIMITED", "INFINITE")  # in upper or lower case
 
 # -- the array of workers --
@@ -204,7 +205,12 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
         f"# A learner and its {num_workers} workers in one job: Slurm() starts them with srun.",
         *_exports(settings),
         *_setup(settings),
-        _LEARNER.format(command=shlex.join(command), stopped=int(LearnerExit.STOPPED), requeue_wait_s=REQUEUE_WAIT_S),
+        _LEARNER.format(
+            command=shlex.join(command),
+            stopped=int(LearnerExit.STOPPED),
+            pass_wait_s=PASS_WAIT_S,
+            requeue_wait_s=REQUEUE_WAIT_S,
+        ),
     ]
     return "\n".join(parts)
 
@@ -214,19 +220,26 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
 _LEARNER = """
 say() {{ echo "$(date '+%F %T') envfleet.slurm learner: $*" >&2; }}
 
-# USR1: the time limit is near. TERM: preempted, or cancelled by somebody, or the time limit.
-told= passed= child=
+# USR1: the time limit is near. TERM: preempted, or cancelled by somebody, or the time limit; usually Slurm tells the
+# learner, too, so that it is passed on only if it still runs a while later.
+told= to_pass= pass_s=0 is_said= child=
+trap 'told=${{told:-TERM}}; to_pass=TERM; pass_s=$((SECONDS + {pass_wait_s}))' TERM INT
+trap 'told=USR1; to_pass=USR1; pass_s=$SECONDS; pass' USR1
 handles_usr1() {{
   local handled
   handled=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$child/status" 2>/dev/null)
   [ -n "$handled" ] && [ $((16#$handled & 0x200)) != 0 ]
 }}
 pass() {{
-  if [ -n "$child" ] && {{ [ "$1" = TERM ] || handles_usr1; }}; then passed=yes; kill -s "$1" "$child" 2>/dev/null; fi
+  if [ -z "$child" ] || [ "$SECONDS" -lt "$pass_s" ]; then return; fi
+  if [ "$to_pass" = TERM ] || handles_usr1; then
+    kill -s "$to_pass" "$child" 2>/dev/null
+    to_pass=
+  elif [ -z "$is_said" ] && [ "$SECONDS" -ge $((pass_s + {pass_wait_s})) ]; then
+    is_said=yes
+    say "the time limit is near; it does not handle SIGUSR1 (envfleet.StopSignal)"
+  fi
 }}
-trap 'told=${{told:-TERM}}; pass TERM' TERM INT
-trap 'told=USR1; pass USR1' USR1
-
 pause() {{  # seconds; a signal ends it
   sleep "$1" & nap=$!
   wait "$nap"; kill "$nap" 2>/dev/null
@@ -234,21 +247,12 @@ pause() {{  # seconds; a signal ends it
 
 {command} </dev/null &
 child=$!
-if [ -n "$told" ]; then pass "$told"; fi
 wait "$child"; code=$?
-num_seconds=0
 while kill -0 "$child" 2>/dev/null; do  # a signal ends a wait, too
-  if [ -n "$told" ] && [ -z "$passed" ]; then
-    num_seconds=$((num_seconds + 1))
-    if [ "$num_seconds" = 5 ]; then say "the time limit is near; it does not handle SIGUSR1 (envfleet.StopSignal)"; fi
-    pause 1
-    pass "$told"
-  else
-    wait "$child"; code=$?
-  fi
+  if [ -n "$to_pass" ]; then sleep 1; pass; else wait "$child"; code=$?; fi
 done
 wait "$child" 2>/dev/null; again=$?
-if [ "$again" != 127 ]; then code=$again; fi
+case $again in 127 | -1) ;; *) code=$again ;; esac  # -1: bash 5.2, if the learner ended when a signal ended the wait
 if [ "$code" != {stopped} ] || [ -z "$told" ]; then exit "$code"; fi
 
 # It was told to stop, and has saved.
