@@ -32,7 +32,7 @@ class StopSignal:
         sys.exit(stop.exit_code)
 
     Use it after the cluster has started: whatever waits for workers in a queue still ends on SIGTERM. A second SIGTERM,
-    at least 10 s after the first, raises SystemExit. Only the main thread can handle signals: in others nothing happens.
+    10 s after the first or later, raises SystemExit. In threads other than the main one nothing happens.
 
     Args:
         checkpoint: The file that the learner saves to; None: it saves nothing.
