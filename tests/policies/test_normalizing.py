@@ -226,6 +226,21 @@ def test_it_comes_to_gymnasiums():
     assert_allclose(scaler.scale(raw.rewards[-1]), scaled, rtol=1e-3)
 
 
+def test_a_scaler_goes_on_with_the_statistics_of_another():
+    rewards, ended = RANDOM.normal(1, 3, size=(20, 4)), RANDOM.random((20, 4)) < 0.1
+    whole, first, second = RewardScaler(0.9), RewardScaler(0.9), RewardScaler(0.9)
+    for each in (whole, first):
+        each.update(_rewards(rewards, ended))
+    state = first.state_dict()
+    first.update(_rewards(rewards))  # the state is a copy
+    second.load_state_dict(state)
+    for each in (whole, second):
+        each.update(_rewards(-rewards, ended))
+    assert second.std == whole.std
+    with pytest.raises(envfleet.UsageError, match="the state of a RewardScaler has 'mean'; got"):
+        second.load_state_dict({"var": 1.0})
+
+
 def test_wrong_discounts_are_refused():
     for wrong in (-0.1, 1.1):
         with pytest.raises(envfleet.UsageError, match=f"discount must be from 0 to 1; got {wrong}"):

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +33,7 @@ from envfleet.cluster.wire.messages import (
     Reset,
     RestoreState,
     RolloutReady,
+    RowsReady,
     SaveState,
     SetAttr,
     StateReady,
@@ -151,20 +153,27 @@ class Worker:
         elif isinstance(order, SaveState):
             link.answer(*self._state(order))
         elif isinstance(order, Reset):
-            if order.seeds[0] is not None:
-                self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
-                self._copies.forget_seeds()
-            link.answer(*self._pool.reset(order))
+            link.answer(*self._reset(order))
         elif isinstance(order, Call):
-            self._pool.require_idle()
-            envs, args, kwargs = self._pool.envs, from_plain(order.args), from_plain(order.kwargs)
-            env_ids = range(envs.num_envs) if order.env_ids is None else order.env_ids
-            values = dict(zip(env_ids, envs.call_some(list(env_ids), order.name, *args, **kwargs), strict=True))
-            plain = to_plain([values.get(env_id) for env_id in range(envs.num_envs)], f"the result of {order.name!r}")
-            link.answer(ValuesReady(order=order.order, values=plain))
+            link.answer(self._called(order))
         elif isinstance(order, SetAttr):
             self._pool.set_attr(order.name, from_plain(order.values))
             link.answer(ValuesReady(order=order.order, values=to_plain([None] * self._pool.envs.num_envs)))
+
+    def _reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
+        if order.seeds[0] is not None:
+            self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
+            self._copies.forget_seeds()
+            self._forget_saved_numbers()
+        return self._pool.reset(order)
+
+    def _called(self, order: Call) -> ValuesReady:
+        self._pool.require_idle()
+        envs, args, kwargs = self._pool.envs, from_plain(order.args), from_plain(order.kwargs)
+        env_ids = range(envs.num_envs) if order.env_ids is None else order.env_ids
+        values = dict(zip(env_ids, envs.call_some(list(env_ids), order.name, *args, **kwargs), strict=True))
+        plain = to_plain([values.get(env_id) for env_id in range(envs.num_envs)], f"the result of {order.name!r}")
+        return ValuesReady(order=order.order, values=plain)
 
     def _carry_out_always(self, order: ChangeEnvs | RestoreState, arrays: Arrays) -> None:
         if isinstance(order, RestoreState):
@@ -257,6 +266,11 @@ class Worker:
         else:
             own = saved["is_seeded"], saved["random_state"]
             self._saved_policy = SavedPolicy(order.weights, named(arrays, WEIGHT), *own)
+
+    def _forget_saved_numbers(self) -> None:
+        """The policy is to be seeded anew, also that of a checkpoint which is not built yet."""
+        if self._saved_policy is not None:
+            self._saved_policy = replace(self._saved_policy, is_seeded=False)
 
     def _build_saved(self, order: Collect) -> None:
         """Build the policy of the checkpoint, as it was then. If the learner has another one now, that is built later.
