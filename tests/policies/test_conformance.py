@@ -198,6 +198,17 @@ class Rounds(TorchPolicy):
         }
 
 
+class LosesWeights(TorchPolicy):
+    """Begins anew on its device."""
+
+    def __reduce__(self):
+        return LosesWeights, (self.module,)
+
+    def to_device(self, device):
+        super().to_device(device)
+        self.module.actor.reset_parameters()
+
+
 class Keeps(FunctionPolicy):
     """Keeps the arrays of the message."""
 
@@ -266,6 +277,7 @@ WRONG = {
         (FunctionPolicy(_random_act, _random_log_prob, act_deterministically=_depends_on_other_rows), OBS, DISCRETE),
         (LeastLikely(), OBS, DISCRETE),
     ],
+    "moving_to_a_device_keeps_what_it_is": [(LosesWeights(agents.DiscreteAgent()), OBS, DISCRETE)],
 }
 
 

@@ -147,7 +147,9 @@ def _count(operation, is_copy, leaves, goes_to):
     if not is_copy:
         return
     if operation.overloadpacket is aten.copy_:
-        target, source = leaves[0].device, leaves[1].device
+        target, source = (each.device for each in leaves)
+    elif operation.overloadpacket is aten._copy_from:
+        source, target = (each.device for each in leaves)
     else:
         target, source = goes_to, leaves[0].device
     COPIES.to_device += source.type == "cpu" and target.type == NAME
@@ -164,7 +166,11 @@ def _lstm_cell(input_gates, hidden_gates, c, input_bias=None, hidden_bias=None):
     return torch.sigmoid(o) * torch.tanh(after), after, gates
 
 
-SPECIAL = {aten._thnn_fused_lstm_cell: _lstm_cell}
+def _copy_from(source, target, non_blocking=False):
+    return target.copy_(source)
+
+
+SPECIAL = {aten._thnn_fused_lstm_cell: _lstm_cell, aten._copy_from: _copy_from}
 
 # What makes tensors from nothing comes here; all else has a tensor of the device, and goes to __torch_dispatch__.
 _fallback = torch.library.Library("_", "IMPL")

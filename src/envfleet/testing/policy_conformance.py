@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from envfleet.contract.arrays import Array
 from envfleet.contract.distributions import Bernoulli, Categorical, Distribution, Gaussian, from_arrays, k3, kl
 from envfleet.contract.errors import InvalidAction
-from envfleet.contract.policy import Acted, ActsDeterministically, ExposesDistribution, Policy, Recurrent
+from envfleet.contract.policy import Acted, ActsDeterministically, ExposesDistribution, MovesToDevice, Policy, Recurrent
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.adapting import as_policy, build_policy, code_of, is_policy_like
 from envfleet.policies.seeding import seed_policy
@@ -291,6 +291,26 @@ def what_it_remembers_has_a_row_for_each_env(case: PolicyCase) -> None:
     assert_allclose(by_state[0], expected, rtol=1e-4, atol=1e-4, err_msg="rows of the state influence each other")
 
 
+def moving_to_a_device_keeps_what_it_is(case: PolicyCase) -> None:
+    """If the policy moves to devices: to_device("cpu") leaves its weights, and arrays still go in and come out."""
+    twin = build_policy(code_of(case.agent))
+    if not isinstance(twin, MovesToDevice):
+        return
+    policy, obs = as_policy(case.agent), case.obs()
+    weights = _copied(policy.get_weights())
+    twin.set_weights(_read_only(weights))
+    twin.to_device("cpu")
+    _require_same_bits(twin.get_weights(), weights, "to_device() changed the weights")
+    twin.set_weights(_read_only(_copied(_varied(case).get_weights())))
+    twin.set_weights(_read_only(weights))
+    start = _start(policy, NUM_ROWS)
+    acted = twin.act(obs, **start)
+    _require_actions(case.action_space, acted.actions, NUM_ROWS)
+    if acted.log_probs is not None:
+        expected = policy.log_prob(obs, acted.actions, **start)
+        assert_allclose(acted.log_probs, expected, rtol=1e-3, atol=1e-3, err_msg="to_device() changed the log-probs")
+
+
 Check = Callable[[PolicyCase], None]
 
 POLICY_CHECKS: tuple[Check, ...] = (
@@ -305,6 +325,7 @@ POLICY_CHECKS: tuple[Check, ...] = (
     estimates_agree_with_the_exact_divergence,
     what_it_remembers_has_a_row_for_each_env,
     acting_without_chance_gives_the_mode,
+    moving_to_a_device_keeps_what_it_is,
 )
 
 
