@@ -191,7 +191,7 @@ def test_flags_make_the_launcher(example, monkeypatch, flags, launcher):
 
 # ppo.py; it saves after the fourth update, and is killed in the seventh, when its rollout has come.
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 
 import checkpoints
 import ppo
@@ -206,6 +206,7 @@ def save_at_4(self):
 def killed_at_7(*args, **kwargs):
     num_rollouts[0] += 1
     if num_rollouts[0] == 7:
+        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     return gae(*args, **kwargs)
 
@@ -214,23 +215,32 @@ sys.exit(ppo.main())
 """
 
 
-def test_a_killed_ppo_goes_on_bit_for_bit(tmp_path):
-    """As a user runs it: three processes, each with workers of its own."""
-    flags = {**SMALL, **PPO, "sync": "aps", "checkpoint_every_s": 0, "resume": "auto"}
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", ["ppo"], indirect=True)
+def test_a_killed_ppo_goes_on_bit_for_bit(example, tmp_path):
+    """A process as a user runs it is killed; its workers leave by themselves."""
+    settings = example.Settings(checkpoint=str(tmp_path / "parts"), resume="auto", **SMALL, **EXACT["ppo"])
+    flags = {
+        name: value for name, value in vars(settings).items() if name in {**SMALL, **EXACT["ppo"], "checkpoint": 0}
+    }
     words = [text for name, value in flags.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    command = [sys.executable, "-c", KILLED, *words, "--checkpoint-every-s", "0"]
     environment = {**os.environ, "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-
-    def begin(checkpoint, *program):
-        command = [sys.executable, *program, *words, "--checkpoint", tmp_path / checkpoint]
-        with (tmp_path / f"{checkpoint}.log").open("ab") as log:
-            return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
-
-    whole, killed = begin("whole", EXAMPLES / "ppo.py"), begin("parts", "-c", KILLED)
+    with (tmp_path / "log").open("wb") as log:
+        killed = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
     started = set()
-    wait_until(lambda: started.update(descendants(killed.pid)) or killed.poll() is not None, "it is killed", 60.0)
-    assert killed.returncode == -signal.SIGKILL, (tmp_path / "parts.log").read_text()
+    try:
+        wait_until((tmp_path / "parts").exists, "it has saved", 100.0)
+        started.update(descendants(killed.pid))
+        killed.wait(100)
+    finally:
+        killed.kill()
+        killed.wait(20)
+    assert killed.returncode == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert len(started) >= 2
     assert envfleet.load_checkpoint(tmp_path / "parts").extra["run"]["num_updates"] == 4
-    assert begin("parts", EXAMPLES / "ppo.py").wait(60) == 0, (tmp_path / "parts.log").read_text()
-    assert whole.wait(60) == 0
+
+    assert train(example, settings).exit_code == 0
+    train(example, dataclasses.replace(settings, checkpoint=str(tmp_path / "whole")))
     assert same_checkpoints(tmp_path / "whole", tmp_path / "parts")
     wait_until(lambda: not any(map(is_running, started)), "the workers of the killed one have left")

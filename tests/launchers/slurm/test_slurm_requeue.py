@@ -14,7 +14,7 @@ from tests.support.waiting import is_running, wait_until
 
 START_S = 60.0
 
-# Its first life ends when it is told to; a later one makes five updates more.
+# Its first life ends when it is told to, or is ended; one that goes on from a checkpoint makes five updates more.
 LEARNER = """
 import json, math, os, sys
 from pathlib import Path
@@ -35,6 +35,8 @@ with (
     while num_updates < last and not stop.is_set:
         cluster.rollout(AGENT, 8)
         num_updates += 1
+        if len(sys.argv) > 2 and num_updates % int(sys.argv[2]) == 0:
+            cluster.save(path, extra={"num_updates": num_updates})
         pids = [worker.pid for worker in cluster.stats().workers]
         Path("now.new").write_text(json.dumps({"num_updates": num_updates, "pids": pids}))
         Path("now.new").rename("now")
@@ -48,10 +50,10 @@ sys.exit(stop.exit_code)
 class Learning:
     """The job of a learner and its two workers."""
 
-    def __init__(self, slurm, folder, settings=None, command=None, launcher_settings=None):
+    def __init__(self, slurm, folder, settings=None, command=None, launcher_settings=None, save_every=()):
         self.slurm, self.folder = slurm, folder
         (folder / "learner.py").write_text(LEARNER)
-        command = command or [sys.executable, "learner.py", json.dumps(launcher_settings or {})]
+        command = command or [sys.executable, "learner.py", json.dumps(launcher_settings or {}), *save_every]
         (folder / "script").write_text(head_script(settings or Slurm(), 2, command))
         options = ["--parsable", f"--output={folder}/out", f"--export=ALL,PYTHONPATH={ROOT}"]
         self.job = slurm.run("sbatch", *options, str(folder / "script")).strip()
@@ -117,25 +119,27 @@ def test_the_real_limit(plain_slurm, tmp_path):
 
 
 def test_preempted(plain_slurm, tmp_path):
-    """Slurm requeues it by itself, and it goes on from what it has saved."""
-    learning = Learning(plain_slurm, tmp_path, Slurm(partition="low"))
-    learning.wait_for_updates()
+    """Slurm requeues it by itself. Its workers are told to leave at the same time, so it goes on from what it had."""
+    learning = Learning(plain_slurm, tmp_path, Slurm(partition="low"), save_every=["3"])
+    pids = learning.wait_for_updates()
     plain_slurm.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
-    learning.wait_for(lambda: "Slurm will end this job, or run it again later" in learning.out(), "it is preempted")
+    wait_until(lambda: not any(map(is_running, pids)), "its workers have ended", 40.0)
     learning.wait_for_end()
-    assert went_on(learning, 15), learning.out()
+    ((first, last, told, _),) = learning.lives()  # the first was killed
+    assert first >= 3 and first % 3 == 0 and (last, told) == (first + 5, None), learning.out()
+    assert learning.state() == "COMPLETED"
 
 
 def test_cancelled(plain_slurm, tmp_path):
-    """It has saved, and stays cancelled. What is submitted again goes on from there."""
-    learning = Learning(plain_slurm, tmp_path)
+    """Its workers have a job of their own, so it can still save; then it ends, and stays cancelled."""
+    learning = Learning(plain_slurm, tmp_path, launcher_settings={"allocation": "new"})
     pids = learning.wait_for_updates()
     plain_slurm.run("scancel", learning.job)
     learning.wait_for_end()
     assert learning.state() == "CANCELLED"
-    wait_until(lambda: not any(map(is_running, pids)), "no worker is left")
-    if (tmp_path / "checkpoint").exists():  # its workers were cancelled, too: it may have had nobody to ask
-        assert load_checkpoint(tmp_path / "checkpoint").extra["num_updates"] >= 3
+    wait_until(lambda: not any(map(is_running, pids)), "no worker is left", 40.0)
+    assert "it has saved; the job was cancelled" in learning.out()
+    assert load_checkpoint(tmp_path / "checkpoint").extra["num_updates"] == learning.lives()[0][1]
 
 
 def test_an_example_goes_on(plain_slurm, tmp_path):
