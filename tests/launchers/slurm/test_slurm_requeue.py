@@ -1,7 +1,6 @@
 """A learner inside a job, on a real Slurm: told before the limit it saves, the job is requeued, and it goes on."""
 
 import json
-import os
 import sys
 
 import pytest
@@ -12,7 +11,7 @@ from tests.support.scripts import EXAMPLES, ROOT
 from tests.support.short_examples import SHORT_FLAGS
 from tests.support.waiting import is_running, wait_until
 
-START_S = 60.0
+START_S = 100.0
 
 # Its first life ends when it is told to, or is ended; one that goes on from a checkpoint makes five updates more.
 LEARNER = """
@@ -138,21 +137,21 @@ def test_cancelled(plain_slurm, tmp_path):
     learning.wait_for_end()
     assert learning.state() == "CANCELLED"
     wait_until(lambda: not any(map(is_running, pids)), "no worker is left", 40.0)
-    assert "it has saved; the job was cancelled" in learning.out()
+    assert "it has saved; Slurm ends this job: submit it again to go on" in learning.out()
     assert load_checkpoint(tmp_path / "checkpoint").extra["num_updates"] == learning.lives()[0][1]
 
 
+@pytest.mark.timeout(300)
 def test_an_example_goes_on(plain_slurm, tmp_path):
-    flags = [*SHORT_FLAGS["ppo"].split(), "--total-steps", "20000", "--launcher", "slurm", "--sync", "every_update"]
-    flags += ["--checkpoint", "saved", "--checkpoint-every-s", "0.5", "--resume", "auto"]
+    flags = [*SHORT_FLAGS["ppo"].split(), "--total-steps", "8000", "--launcher", "slurm", "--num-envs-per-worker", "2"]
+    flags += ["--checkpoint", "saved", "--checkpoint-every-s", "0.3", "--resume", "auto"]
     learning = Learning(plain_slurm, tmp_path, command=[sys.executable, str(EXAMPLES / "ppo.py"), *flags])
     learning.wait_for((tmp_path / "saved").exists, "it has saved")
     learning.tell_of_the_limit()
     learning.wait_for(lambda: "the job is requeued" in learning.out(), "it is requeued")
     num_steps = load_checkpoint(tmp_path / "saved").extra["run"]["num_steps"]
-    assert 0 < num_steps < 20000
+    assert 0 < num_steps < 8000
     learning.wait_for_end()
     assert learning.state() == "COMPLETED", learning.out()
     assert f"num_steps={num_steps}," in learning.out().partition("Going on from saved")[2]
-    assert learning.out().count("after 20,") == 1  # its last words, once
-    assert os.stat(tmp_path / "saved").st_size > 0
+    assert learning.out().count("after 8,") == 1  # its last words, once

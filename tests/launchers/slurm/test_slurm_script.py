@@ -427,10 +427,15 @@ while not pathlib.Path("exit").exists():
 sys.exit(int(codes["exit"]))
 """
 # What the script asks Slurm, on a machine without one; tests/launchers/slurm/test_slurm_requeue.py asks the real one.
-STAND_INS = {
-    "scontrol": 'echo "$@" >> asked; [ ! -e no_requeue ]',
-    "squeue": 'echo "$@" >> asked; if [ -e cancelled ]; then echo 12; fi',
-}
+SCONTROL = """#!/bin/sh
+echo "$@" >> asked
+if [ "$1" = show ]; then
+  if [ -e ended ]; then state=COMPLETING; else state=RUNNING; fi
+  echo "JobId=12 JobState=$state Reason=None Requeue=1 Restarts=$(cat restarts) BatchFlag=1"
+elif [ -e no_requeue ]; then
+  exit 1
+fi
+"""
 
 
 class LearnerScript:
@@ -439,15 +444,20 @@ class LearnerScript:
     def __init__(self, folder, **codes):
         self.folder = folder
         (folder / "learner.py").write_text(LEARNER)
-        for name, text in STAND_INS.items():
-            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-            (folder / name).chmod(0o755)
+        (folder / "scontrol").write_text(SCONTROL)
+        (folder / "scontrol").chmod(0o755)
+        (folder / "restarts").write_text("2")
         command = [sys.executable, "learner.py", *(f"{name}={code}" for name, code in codes.items())]
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 ["bash", "-c", head_script(Slurm(), 2, command)],
                 cwd=folder,
-                env={**os.environ, "SLURM_JOB_ID": "12", "PATH": f"{folder}:{os.environ['PATH']}"},
+                env={
+                    **os.environ,
+                    "SLURM_JOB_ID": "12",
+                    "SLURM_RESTART_COUNT": "2",
+                    "PATH": f"{folder}:{os.environ['PATH']}",
+                },
                 stderr=log,
                 start_new_session=True,
             )
@@ -515,21 +525,29 @@ def test_a_requeue_that_slurm_refuses(tmp_path):
         assert "was not requeued: submit it again" in script.log()
 
 
-def test_a_preempted_learner_waits_for_slurm_and_a_cancelled_one_does_not(tmp_path):
-    for name in ("preempted", "cancelled"):
-        (tmp_path / name).mkdir()
-    with LearnerScript(tmp_path / "preempted", SIGTERM=75) as script:
+def test_a_preempted_learner_waits_for_slurm(tmp_path):
+    with LearnerScript(tmp_path, SIGTERM=75) as script:
+        (tmp_path / "ended").touch()
+        (tmp_path / "restarts").write_text("3")
         os.killpg(script.process.pid, signal.SIGTERM)  # as Slurm does: the whole group
         wait_until(lambda: "Slurm will end this job" in script.log(), "the learner has left")
         os.killpg(script.process.pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             script.process.wait(0.5)
         assert script.requeues() == 0
-    (tmp_path / "cancelled" / "cancelled").touch()
-    with LearnerScript(tmp_path / "cancelled", SIGTERM=75) as script:
-        os.killpg(script.process.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_cancelled_learner_stays_so(tmp_path, name):
+    """Also if it was saving already, because its time limit was near."""
+    with LearnerScript(tmp_path, **{name: 75}) as script:
+        (tmp_path / "ended").touch()
+        script.process.send_signal(signal.SIGUSR1) if name == "SIGUSR1" else os.killpg(
+            script.process.pid, signal.SIGTERM
+        )
         assert script.process.wait(10) == 75
         assert script.requeues() == 0
+        assert "submit it again to go on" in script.log()
 
 
 @pytest.mark.parametrize("to_all", [True, False], ids=["from Slurm", "to the script only"])

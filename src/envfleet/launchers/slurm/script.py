@@ -255,11 +255,13 @@ wait "$child" 2>/dev/null; again=$?
 case $again in 127 | -1) ;; *) code=$again ;; esac  # -1: bash 5.2, if the learner ended when a signal ended the wait
 if [ "$code" != {stopped} ] || [ -z "$told" ]; then exit "$code"; fi
 
-# It was told to stop, and has saved.
-if [ -n "$(squeue --noheader --jobs="$SLURM_JOB_ID" --states=CANCELLED --format=%i 2>/dev/null)" ]; then
-  say "it has saved; the job was cancelled"
-  exit "$code"
-fi
+# It was told to stop, and has saved. A job that Slurm ends, but does not requeue, was cancelled, or its time is over.
+job=" $(scontrol show job --oneliner "$SLURM_JOB_ID" 2>/dev/null) "
+case $job in
+  *" JobState=COMPLETING "*" Restarts=${{SLURM_RESTART_COUNT:-0}} "*)
+    say "it has saved; Slurm ends this job: submit it again to go on"
+    exit "$code" ;;
+esac
 until_s=$((SECONDS + {requeue_wait_s}))
 if [ "$told" = USR1 ]; then
   say "it has saved; the job is requeued, and will go on from there"
