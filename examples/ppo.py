@@ -111,7 +111,7 @@ def train(
 
             # The workers collect; before, those whom the rule tells to pull this agent's weights do so.
             with run.collecting():
-                rollout = cluster.rollout(agent, settings.num_rollout_steps).to_torch(settings.device)
+                rollout = cluster.rollout(agent, settings.num_rollout_steps)
             run.add(rollout)
             run.add_stats(cluster.stats())
             if settings.plain and rollout.lag > 0 and not has_warned:
@@ -124,6 +124,7 @@ def train(
 
             # What the present weights say of these rows. Of stale data the log-probs and values that came with the
             # rollout say something else.
+            rollout = rollout.to_torch(settings.device)
             obs, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
             worker_log_probs = rollout.log_probs.flatten()
             with torch.no_grad():

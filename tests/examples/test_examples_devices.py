@@ -8,7 +8,7 @@ from tests.support.scripts import EXAMPLES
 from tests.support.short_examples import SHORT_FLAGS, run_example
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
-FORKED_WITH = ("torch",)
+FORKED_WITH = ("torch", "rich.live", "rich.progress")
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def test_device_and_checkpoint(fake_gpu, monkeypatch, tmp_path, name):
     with fake_gpu.counted_copies() as copies:
         assert run_example(monkeypatch, name, *flags) == 0
     assert copies.to_device > 0 and copies.to_host > 0
-    if name != "demo":  # which is ppo
-        assert run_example(monkeypatch, name, *flags, "--total-steps", "480") == 0
+    assert run_example(monkeypatch, name, *flags, "--total-steps", "480") == 0
 
 
 def test_local(fake_gpu, monkeypatch, tmp_path):
