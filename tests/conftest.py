@@ -44,6 +44,8 @@ LONGEST = (
     "cluster/test_failures.py",
     "pool/simulators/test_box2d.py",
     "cluster/test_scaling.py",
+    "cluster/checkpoint/test_resume.py",
+    "cluster/checkpoint/test_killed_head.py",
     "pool/simulators/test_atari_pools.py",
     "pool/simulators/test_atari_equals_gymnasium.py",
     "cluster/test_aps.py",

@@ -27,7 +27,7 @@ class Actor(torch.nn.Module):
 POLICIES = {
     "EpsilonGreedy": lambda: EpsilonGreedy(torch.nn.Linear(4, 3), 0.5),
     "GaussianNoise": lambda: GaussianNoise(torch.nn.Linear(4, 2), 0.3, -1.0, 1.0),
-    "SquashedGaussian": lambda: SquashedGaussian(Actor(), np.full(2, -1.0), np.full(2, 1.0)),
+    "SquashedGaussian": lambda: SquashedGaussian(Actor()),
     "NormalizedPolicy": lambda: NormalizedPolicy(EpsilonGreedy(torch.nn.Linear(4, 3), 0.5), OBS),
 }
 

@@ -16,6 +16,7 @@ from envfleet.contract.errors import NotReset, StepOnEndedEpisode
 from tests.support.agents.aps_agents import NoiseEnv
 from tests.support.cluster.resumable_learner import NUM_ENVS, NUM_STEPS, SEED, NumpyLearner, rollout_digest
 from tests.support.cluster.torch_learners import (
+    ByPathLearner,
     ExploringLearner,
     FeedForward,
     MaskedLearner,
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 FORKED_WITH = ("torch", "tests.support.cluster.torch_learners")
 
 NUM_UPDATES = 10
-SAVED_AFTER = (3, 4, 8)
+SAVED_AFTER = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,29 +59,28 @@ def what_came(cluster, learner):
     }
 
 
-def ran_through(kind, **kwargs):
+def ran_through(kind, path=None, **kwargs):
+    """A run that nothing interrupts; with `path`, it saves on its way."""
     learner = kind()
     with cart_poles(**kwargs) as cluster:
-        for _ in range(NUM_UPDATES):
+        while len(learner.digests) < NUM_UPDATES:
             learner.update(cluster)
+            if path is not None and len(learner.digests) == SAVED_AFTER:
+                cluster.save(path, extra=learner.state())
         return what_came(cluster, learner)
 
 
-def ran_with_resumes(path, kind, **kwargs):
-    resume = None
-    for end in (*SAVED_AFTER, NUM_UPDATES):
-        learner = kind()
-        with cart_poles(resume=resume, **kwargs) as cluster:
-            if resume is not None:
-                learner.restore(cluster.resumed.extra)
-            while len(learner.digests) < end:
-                learner.update(cluster)
-            cluster.save(path, extra=learner.state())
-            came = what_came(cluster, learner)
-        torch.manual_seed(0)  # a new process would have any
-        np.random.seed(0)
-        resume = path
-    return came
+def resumed_from(path, kind, num_updates=NUM_UPDATES, saves=None, **kwargs):
+    torch.manual_seed(0)  # a new process has any
+    np.random.seed(0)
+    learner = kind()
+    with cart_poles(resume=path, **kwargs) as cluster:
+        learner.restore(cluster.resumed.extra)
+        while len(learner.digests) < num_updates:
+            learner.update(cluster)
+        if saves is not None:
+            cluster.save(saves, extra=learner.state())
+        return what_came(cluster, learner)
 
 
 COURSES = {
@@ -89,6 +89,7 @@ COURSES = {
     "recurrent, APS": (RecurrentLearner, {"sync": APS(threshold=1e-3, max_lag=4, num_probes=16)}),
     "normalizing, every third": (NormalizingLearner, {"sync": Every(3)}),
     "own generator, never": (ExploringLearner, {"sync": Never()}),
+    "by its path": (ByPathLearner, {}),
     "masks and infos": (MaskedLearner, {"env": "Taxi-v3", "num_envs": 2}),
     "weights of 16 bits": (NumpyLearner, {"network": {"weights_dtype": "bfloat16"}}),
     "first ready": (NumpyLearner, {"num_envs": 2, "worker_batch_size": 2}),
@@ -98,11 +99,20 @@ COURSES = {
 @pytest.mark.parametrize("course", COURSES)
 def test_a_run_goes_on_bit_for_bit(tmp_path, course):
     kind, kwargs = COURSES[course]
-    through, resumed = ran_through(kind, **kwargs), ran_with_resumes(tmp_path / "run.ckpt", kind, **kwargs)
-    assert resumed == through
+    through = ran_through(kind, tmp_path / "run.ckpt", **kwargs)
+    assert resumed_from(tmp_path / "run.ckpt", kind, **kwargs) == through
     if "APS" in course:  # some of the pulls were due, and some were not
         num_pulls = sum(each[2] for each in through["counted"])
         assert 2 < num_pulls < 2 * NUM_UPDATES
+
+
+def test_saving_changes_nothing_and_a_resumed_run_is_resumed_again(tmp_path):
+    kind, kwargs = COURSES["recurrent, APS"]
+    through = ran_through(kind, **kwargs)
+    assert ran_through(kind, tmp_path / "1", **kwargs) == through
+    resumed_from(tmp_path / "1", kind, SAVED_AFTER, tmp_path / "2", **kwargs)  # nothing was done in between
+    resumed_from(tmp_path / "2", kind, SAVED_AFTER + 2, tmp_path / "3", **kwargs)
+    assert resumed_from(tmp_path / "3", kind, **kwargs) == through
 
 
 def test_a_run_that_was_never_stepped_goes_on_with_its_first_seeds(tmp_path):

@@ -1,7 +1,8 @@
 """A learner whose whole course its seed decides: all it collects and learns is hashed, update by update.
 
 Run as `python -m tests.support.cluster.resumable_learner CHECKPOINT NUM_UPDATES SAVE_EVERY`: goes on from the
-checkpoint if there is one, and prints "ready" when it does, then at the end how it came out, as JSON. Without torch.
+checkpoint if there is one. It prints a line before and after each update and each save(), and at the end how it came
+out, as JSON. Without torch.
 """
 
 import dataclasses
@@ -113,13 +114,14 @@ def main(path, num_updates, save_every):
         if cluster.resumed is not None:
             learner.restore(cluster.resumed.extra["learner"])
             num_resumes = cluster.resumed.extra["num_resumes"] + 1
-        print("ready", flush=True)
         while len(learner.digests) < num_updates:
+            print("updating", flush=True)
             learner.update(cluster)
             if len(learner.digests) % save_every == 0:
+                print("saving", flush=True)
                 cluster.save(path, extra={"learner": learner.state(), "num_resumes": num_resumes})
         stats = cluster.stats()
-        outcome = {"num_steps": stats.num_steps, "version": stats.version, "metrics": stats.metrics}
+        outcome = {"num_steps": stats.num_steps, "version": stats.version}  # metrics: which worker was first is chance
         print(json.dumps({"num_resumes": num_resumes, "outcome": {**learner.outcome(), **outcome}}), flush=True)
 
 

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from torch import nn  # noqa: TID253
 from torch.distributions import Categorical  # noqa: TID253
 
-from envfleet import EpsilonGreedy, FunctionPolicy, NormalizedPolicy, RewardScaler
+from envfleet import EpsilonGreedy, FunctionPolicy, NormalizedPolicy, PolicySpec, RewardScaler
 from tests.support.cluster.resumable_learner import NumpyLearner, act, digest, log_prob
 
 OBS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -120,6 +120,14 @@ class ExploringLearner(TorchLearner):
     def __init__(self):
         super().__init__(lambda: nn.Linear(4, 2))
         self.agent = EpsilonGreedy(self.module, 0.4)
+
+
+class ByPathLearner(TorchLearner):
+    """To build its policy draws from torch's generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.agent = PolicySpec("tests.support.cluster.torch_learners:FeedForward", weights=self.module)
 
 
 class MaskedLearner(NumpyLearner):

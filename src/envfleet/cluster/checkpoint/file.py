@@ -80,7 +80,7 @@ def read_file(path: Path_) -> tuple[Any, list[Array]]:
         raise CheckpointError(f"there is no checkpoint {os.fspath(path)}: save() makes one") from None
     except OSError as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: {error}") from error
-    raw = memoryview(data)
+    raw = data.data
     if len(raw) < _START.size or bytes(raw[: len(MAGIC)]) != MAGIC:
         raise CheckpointError(f"{os.fspath(path)} is no checkpoint of EnvFleet, or its beginning is missing")
     _, file_format, _, header_bytes = _START.unpack_from(raw)
@@ -126,7 +126,7 @@ def _write(file: Any, content: Any, arrays: Sequence[Array]) -> None:
     first = _aligned(position)
     for (start, _), array in zip(places, arrays, strict=True):
         put(bytes(first + start - position))
-        put(memoryview(np.ascontiguousarray(array)))
+        put(np.ascontiguousarray(array).data)
     file.write(hashed.digest())
 
 

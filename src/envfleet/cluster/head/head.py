@@ -275,7 +275,7 @@ class Head:
         """What the head knows, for a checkpoint; `states` are what workers said of themselves."""
         with self._socket.here():
             versions, newest = self.versions, self.versions.version
-            weights = {newest: dict(versions.weights)} if newest else {}
+            weights: dict[int, Arrays] = {newest: dict(versions.weights)} if newest else {}
             for state in states.values():
                 if state.code_id == versions.code_id and versions.are_alike(state.weights):
                     weights.setdefault(state.version, dict(state.weights))
@@ -306,7 +306,8 @@ class Head:
 
     def _restoring(self, worker: SavedWorker, state: Array, saved: SavedHead) -> Order:
         """The order to go on, with the weights that the worker held."""
-        message, weights = None, {}
+        message: Weights | None = None
+        weights: Arrays = {}
         if worker.version >= 0 and worker.code_id == saved.code_id:
             if worker.version == saved.version:
                 message, weights = self.versions.packed_weights()

@@ -26,6 +26,7 @@ from envfleet.cluster.wire.messages import (
     EnvFailure,
     Evaluate,
     EvaluationProgress,
+    EvaluationReady,
     NotReady,
     OrderCancelled,
     OrderFailed,
@@ -33,6 +34,7 @@ from envfleet.cluster.wire.messages import (
     RolloutReady,
     RowsReady,
     SaveState,
+    StateReady,
     StateRestored,
     ValuesReady,
 )
@@ -252,9 +254,9 @@ class WorkerRecord:
             return self._checked_rollout(message, arrays, form, newest_version, expected)
         if isinstance(message, RowsReady):
             return form.check_rows(self.worker, decode_bounded(message.info), arrays)
-        if isinstance(expected.message, Evaluate):
+        if isinstance(message, EvaluationReady) and isinstance(expected.message, Evaluate):
             return checked_episodes(message, arrays, expected.message)
-        if isinstance(expected.message, SaveState):
+        if isinstance(message, StateReady) and isinstance(expected.message, SaveState):
             return checked_state(message, arrays, expected.message)
         return self._checked_values(message, form)
 

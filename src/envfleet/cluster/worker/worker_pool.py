@@ -79,7 +79,7 @@ class WorkerPool:
     def saved(self) -> tuple[dict[str, Any], str | None]:
         """For a checkpoint, between two orders: plain values; and why envs must begin anew, None: they need not."""
         envs, why = self._saved_envs()
-        saved = {
+        saved: dict[str, Any] = {
             "autoreset": self._autoreset.value,
             "episodes": self._episodes.name,
             "epoch": self._epoch,
