@@ -71,6 +71,7 @@ def test_a_learner_on_a_device_trains(on_cpu, fake_gpu):
     agent = ShowsItself(seed=5).to(DEVICE)
     optimizer = torch.optim.SGD(agent.parameters(), lr=0.05)
     on_cpu.reset(seed=0)
+    on_cpu.publish(agent)  # the first time with its code
     for _ in range(3):
         with fake_gpu.counted_copies() as copies:
             on_cpu.publish(agent)

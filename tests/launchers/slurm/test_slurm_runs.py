@@ -47,9 +47,11 @@ def test_conformance(plain_slurm, check):
 def test_four_nodes(slurm, tmp_path):
     """One worker on each; the head is found by the routing table; steps, rollouts, more workers, fewer; logs stay."""
     assert Slurm().host_of_workers() == slurm.address("node1")
-    with cluster(launcher=Slurm(exclusive=True)) as envs:
+    with cluster(launcher=Slurm(exclusive=True, job_name="four.nodes")) as envs:
         obs, _ = envs.reset(seed=0)
         assert len(obs) == 8
+        names = set(slurm.run("squeue", "-h", "-r", "-o", "%j").split())
+        assert len(names) == 1 and names.pop().startswith("four.nodes-")
         envs.step(envs.action_space.sample())
         assert envs.rollout(AGENT, 16).rewards.shape == (16, 8)
         assert sorted(worker.host for worker in envs.stats().workers) == slurm.nodes
