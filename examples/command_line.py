@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+import os
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import envfleet
@@ -12,8 +14,47 @@ AnySettings = TypeVar("AnySettings")
 
 
 def setting(default: Any, meaning: str, kind: type | None = None) -> Any:
-    """Declare a setting with the help text of its flag. `kind` is the type of its values, where the default is None."""
+    """Declare a setting with the help text of its flag. `kind` is the type of its values, where the default is None.
+
+    With an empty tuple as default the flag may be repeated, and the setting is the tuple of its texts.
+    """
     return field(default=default, metadata={"help": meaning, "kind": kind or type(default)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Where a training runs, and how it outlives its process: the same for all examples with a cluster."""
+
+    launcher: str = setting("local", "where workers run: local, slurm, ray, kubernetes, ssh or manual")
+    launcher_setting: tuple[str, ...] = setting(
+        (), "of the launcher, such as partition=cpu or hosts=node1; may be repeated"
+    )
+    device: str = setting("cpu", "where the learner's networks are, as torch calls it: cpu, cuda, cuda:1")
+    checkpoint: str | None = setting(None, "save to this file now and then, at the end, and when told to stop", str)
+    checkpoint_every_s: float = setting(60.0, "seconds between two saves")
+    resume: str | None = setting(None, "go on from this file; auto: from --checkpoint, if it is there", str)
+
+    def __post_init__(self) -> None:
+        if self.resume == "auto" and self.checkpoint is None:
+            raise ValueError("--resume auto goes on from --checkpoint, which is missing")
+        if not self.checkpoint_every_s >= 0:
+            raise ValueError(f"checkpoint_every_s must be at least 0, got {self.checkpoint_every_s}")
+        envfleet.launcher_of(self.launcher, self.launcher_setting)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What ClusterEnv is told of this: the launcher, and the checkpoint to go on from."""
+        return {"launcher": envfleet.launcher_of(self.launcher, self.launcher_setting), "resume": self.resume_path}
+
+    @property
+    def resume_path(self) -> str | None:
+        if self.resume == "auto":
+            assert self.checkpoint is not None
+            return self.checkpoint if Path(self.checkpoint).exists() else None
+        if self.resume is None and self.checkpoint is not None and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            # It would begin anew at each time limit, and never end.
+            raise SystemExit("this Slurm job was requeued, and would begin anew: say --resume auto")
+        return self.resume
 
 
 def settings_from_command_line(defaults: AnySettings, doc: str | None) -> AnySettings:
@@ -23,11 +64,18 @@ def settings_from_command_line(defaults: AnySettings, doc: str | None) -> AnySet
     )
     for f in dataclasses.fields(defaults):
         as_flag: dict[str, Any] = {"default": getattr(defaults, f.name), "help": f.metadata["help"]}
-        is_switch = f.metadata["kind"] is bool
-        as_flag |= {"action": argparse.BooleanOptionalAction} if is_switch else {"type": f.metadata["kind"]}
+        if f.metadata["kind"] is bool:
+            as_flag["action"] = argparse.BooleanOptionalAction
+        elif f.metadata["kind"] is tuple:
+            as_flag |= {"action": "append", "default": list(as_flag["default"]), "metavar": "NAME=VALUE"}
+        else:
+            as_flag["type"] = f.metadata["kind"]
         parser.add_argument("--" + f.name.replace("_", "-"), **as_flag)
+    given = vars(parser.parse_args())
     try:
-        return dataclasses.replace(defaults, **vars(parser.parse_args()))
+        return dataclasses.replace(
+            defaults, **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        )
     except ValueError as error:
         parser.error(str(error))
 

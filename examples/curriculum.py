@@ -1,6 +1,7 @@
 """A curriculum on a cluster: the goal moves further away whenever the agent reaches it often, while a stream runs.
 
     python examples/curriculum.py
+    python examples/curriculum.py --checkpoint curriculum.ckpt --resume auto
 
 The env has a reward only at the goal. Far away from it nobody gets there by chance, and nothing is learned; so the
 first goals are near. `cluster.broadcast("distance", ...)` moves them: each env hears of it in its next reset. The
@@ -9,7 +10,7 @@ stream does not pause, so rollouts have episodes of both kinds for a while; `rol
 
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -19,13 +20,14 @@ from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 import envfleet
-from command_line import require_steps, setting, settings_from_command_line
+from checkpoints import Checkpoints
+from command_line import RunSettings, require_steps, setting, settings_from_command_line
 from ppo import Agent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that can be chosen; each field is a command-line flag."""
+class Settings(RunSettings):
+    """Everything that can be chosen, besides where it runs; each field is a command-line flag."""
 
     num_workers: int = setting(2, "processes that collect")
     num_envs_per_worker: int = setting(8, "environments of each")
@@ -46,6 +48,7 @@ class Settings:
     entropy_weight: float = setting(0.01, "of the entropy bonus")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_steps(self.total_steps)
 
 
@@ -74,57 +77,81 @@ class Goal(gymnasium.Env[Any, Any]):
         return self.to_goal.copy(), float(is_there), is_there, self.num_steps >= self.most_steps, {}
 
 
-def train(settings: Settings) -> list[tuple[int, float]]:
-    """Returns the steps after which goals were moved, and how far away they were then."""
+@dataclass
+class Progress:
+    """How far the curriculum has come."""
+
+    distance: float  # of the goals that envs begin with now
+    num_steps: int = 0
+    moved: list[tuple[int, float]] = field(default_factory=list)  # after how many steps goals were moved, how far
+    exit_code: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"distance": self.distance, "num_steps": self.num_steps, "moved": np.reshape(self.moved, (-1, 2))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.distance, self.num_steps = state["distance"], state["num_steps"]
+        self.moved = [(int(num_steps), distance) for num_steps, distance in state["moved"].tolist()]
+
+
+def train(settings: Settings) -> Progress:
     torch.manual_seed(settings.seed)
     torch.set_num_threads(1)
-    distance, change, num_steps = settings.first_distance, 0, 0
-    moved = [(0, distance)]
-    successes: deque[bool] = deque(maxlen=settings.num_mean_episodes)
+    progress = Progress(settings.first_distance)
+    successes: deque[bool] = deque(maxlen=settings.num_mean_episodes)  # of goals that are where they are now
 
-    with envfleet.ClusterEnv(
-        Goal,
-        num_workers=settings.num_workers,
-        num_envs_per_worker=settings.num_envs_per_worker,
-        env_kwargs={"distance": distance},
-        seed=settings.seed,
-    ) as cluster:
-        agent = Agent(cluster.single_observation_space, cluster.single_action_space, 64)
+    with (
+        envfleet.ClusterEnv(
+            Goal,
+            num_workers=settings.num_workers,
+            num_envs_per_worker=settings.num_envs_per_worker,
+            env_kwargs={"distance": progress.distance},
+            seed=settings.seed,
+            **settings.where,
+        ) as cluster,
+        envfleet.StopSignal(settings.checkpoint) as stop,
+    ):
+        agent = Agent(cluster.single_observation_space, cluster.single_action_space, 64).to(settings.device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5)
+        checkpoints = Checkpoints(cluster, settings, agent=agent, optimizer=optimizer, progress=progress)
+        change = cluster.broadcast("distance", progress.distance)  # after a resume not that of env_kwargs
 
         for rollout in cluster.stream(agent, settings.num_rollout_steps):
-            num_steps += rollout.rewards.size
+            progress.num_steps += rollout.rewards.size
 
             # Count only episodes that were begun with the goals where they are now.
             ends = rollout.final_steps, rollout.final_envs
-            begun_with = np.zeros(len(ends[0])) if rollout.changes is None else rollout.changes[ends]
-            successes.extend(rollout.terminations[ends][begun_with == change].tolist())
+            successes.extend(rollout.terminations[ends][rollout.changes[ends] == change].tolist())
             if len(successes) == successes.maxlen and np.mean(successes) >= settings.success_rate:
-                print(f"{num_steps:>8,} steps: {np.mean(successes):4.0%} of goals at distance {distance:.1f} reached")
+                rate, distance = np.mean(successes), progress.distance
+                print(f"{progress.num_steps:>8,} steps: {rate:4.0%} of goals at distance {distance:.1f} reached")
                 if distance >= settings.last_distance:
                     break
-                distance = min(distance * settings.growth, settings.last_distance)
-                change = cluster.broadcast("distance", distance)
-                moved.append((num_steps, distance))
+                progress.distance = min(distance * settings.growth, settings.last_distance)
+                progress.moved.append((progress.num_steps, progress.distance))
+                change = cluster.broadcast("distance", progress.distance)
                 successes.clear()
-            if num_steps >= settings.total_steps:
+            if progress.num_steps >= settings.total_steps or stop.is_set:
                 break
 
             learn(agent, optimizer, rollout, settings)
             cluster.publish(agent)
-    return moved
+            checkpoints.save_when_due()
+        checkpoints.save()
+        progress.exit_code = stop.exit_code
+    return progress
 
 
 def learn(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Any, settings: Settings) -> None:
     """One update of PPO."""
     estimates = envfleet.gae_of(rollout, gamma=settings.discount, lam=settings.gae_lambda)
-    advantages = torch.from_numpy(estimates.advantages).float().flatten()
+    advantages = torch.from_numpy(estimates.advantages).float().flatten().to(settings.device)
     advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-    value_targets = torch.from_numpy(estimates.returns).float().flatten()
-    rows_of = rollout.to_torch()
+    value_targets = torch.from_numpy(estimates.returns).float().flatten().to(settings.device)
+    rows_of = rollout.to_torch(settings.device)
     obs, actions, old_log_probs = rows_of.obs.flatten(0, 1), rows_of.actions.flatten(), rows_of.log_probs.flatten()
     for _ in range(settings.num_epochs):
-        for rows in torch.randperm(len(obs)).chunk(settings.num_minibatches):
+        for rows in torch.randperm(len(obs)).to(settings.device).chunk(settings.num_minibatches):
             _, log_probs, entropy, values = agent.get_action_and_value(obs[rows], actions[rows])
             ratio = (log_probs - old_log_probs[rows]).exp()
             clipped_ratio = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range)
@@ -139,9 +166,10 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Any, settings
 
 def main() -> int:
     settings = settings_from_command_line(Settings(), __doc__)
-    num_steps, distance = train(settings)[-1]
-    print(f"Goals came to a distance of {distance:.1f}, after {num_steps:,} steps.")
-    return 0
+    progress = train(settings)
+    num_steps = progress.moved[-1][0] if progress.moved else 0
+    print(f"Goals came to a distance of {progress.distance:.1f}, after {num_steps:,} steps.")
+    return progress.exit_code
 
 
 if __name__ == "__main__":

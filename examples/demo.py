@@ -120,7 +120,7 @@ def main() -> int:
     }
     (output_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"{words}\nPicture and summary: {picture}, {output_dir / 'summary.txt'}")
-    return 1 if settings.require_target and not run.target_reached else 0
+    return run.exit_code or int(settings.require_target and not run.target_reached)
 
 
 if __name__ == "__main__":

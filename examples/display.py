@@ -54,6 +54,7 @@ class TrainingRun:
     divergences: list[float | None] = field(default_factory=list)  # the largest of any worker, at each update
     stats: Any = None  # envfleet's RunStats, of the last rollout or at the end
     evaluation: Evaluation | None = None  # at the end
+    exit_code: int = 0  # of the program; not 0 if it was told to stop
 
     @property
     def elapsed_s(self) -> float:
@@ -102,6 +103,31 @@ class TrainingRun:
         self.stats, self.duration_s = stats, self.elapsed_s
         return self
 
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint. A long training has many episodes, so lists are arrays in it."""
+        divergences = [np.nan if each is None else each for each in self.divergences]
+        return {
+            **{name: getattr(self, name) for name in _COUNTERS},
+            "elapsed_s": self.elapsed_s,
+            "episodes": np.reshape(self.episodes, (-1, 2)),
+            "curve": np.reshape(self.curve, (-1, 2)),
+            "lags": np.array(self.lags, np.int64),
+            "pulls": np.array(self.pulls, np.int64),
+            "divergences": np.array(divergences, np.float64),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; the time since this process began counts, too."""
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
+        self.started_s -= state["elapsed_s"]
+        self.episodes, self.curve = (
+            [(int(num_steps), mean) for num_steps, mean in state[name].tolist()] for name in ("episodes", "curve")
+        )
+        self.lags = state["lags"].tolist()
+        self.pulls = [tuple(each) for each in state["pulls"].tolist()]
+        self.divergences = [None if np.isnan(each) else each for each in state["divergences"].tolist()]
+
     def update(self, losses: dict[str, float]) -> Update:
         return Update(
             num_steps=self.num_steps,
@@ -130,6 +156,9 @@ class TrainingRun:
     @property
     def announcement_bytes(self) -> int:
         return sum(each.announcement_bytes for each in self.stats.workers)
+
+
+_COUNTERS = ("num_steps", "num_updates", "target_reached", "duration_s", "collect_s")  # as they are, in a checkpoint
 
 
 def largest_divergence(stats: RunStats) -> float | None:

@@ -3,11 +3,13 @@
     python examples/dqn.py
     python examples/dqn.py --sync every_update --num-workers 4
     python examples/dqn.py --env-id Acrobot-v1 --tensorboard runs/dqn
+    python examples/dqn.py --checkpoint dqn.ckpt --resume auto --launcher ray
 
 Weights are published after each gradient step. They change little each time, so with --sync aps workers pull
 only a small part of the versions.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +19,14 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
 import envfleet
-from command_line import require_steps, setting, settings_from_command_line, sync_rule
+from checkpoints import Checkpoints, SavedRows
+from command_line import RunSettings, require_steps, setting, settings_from_command_line, sync_rule
 from display import ProgressDisplay, TrainingRun, summary_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that can be chosen; each field is a command-line flag."""
+class Settings(RunSettings):
+    """Everything that can be chosen, besides where it runs; each field is a command-line flag."""
 
     env_id: str = setting("CartPole-v1", "a Gymnasium id, with Box observations and Discrete actions")
     num_workers: int = setting(2, "worker processes")
@@ -50,8 +53,10 @@ class Settings:
     exploration_fraction: float = setting(0.15, "epsilon falls in a line over this part of --total-steps")
     max_grad_norm: float = setting(10.0, "longer gradients are scaled down to this length")
     num_hidden: int = setting(128, "units in each of the two hidden layers")
+    checkpoint_buffer: bool = setting(True, "save the replay buffer, too; without it --learning-starts counts anew")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_steps(self.total_steps)
         # Exploration must not end: what a greedy policy never does is infinitely far from what it does.
         if not 0 < self.last_epsilon <= self.first_epsilon <= 1:
@@ -65,32 +70,47 @@ def train(settings: Settings, display: ProgressDisplay | None = None) -> Trainin
     torch.manual_seed(settings.seed)
     # The nets are too small to share out: a second torch thread makes training slower (measured).
     torch.set_num_threads(1)
-    with envfleet.ClusterEnv(
-        settings.env_id,
-        settings.num_workers,
-        settings.num_envs_per_worker,
-        # A gradient step takes about a millisecond: measuring after each would take more than its share.
-        sync=sync_rule(settings, measure_every=16),
-        seed=settings.seed,
-    ) as cluster:
-        return train_on(cluster, settings, display)
+    with (
+        envfleet.ClusterEnv(
+            settings.env_id,
+            settings.num_workers,
+            settings.num_envs_per_worker,
+            # A gradient step takes about a millisecond: measuring after each would take more than its share.
+            sync=sync_rule(settings, measure_every=16),
+            seed=settings.seed,
+            **settings.where,
+        ) as cluster,
+        envfleet.StopSignal(settings.checkpoint) as stop,
+    ):
+        return train_on(cluster, settings, display, stop)
 
 
-def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) -> TrainingRun:
+def train_on(
+    cluster: Any, settings: Settings, display: ProgressDisplay | None, stop: envfleet.StopSignal
+) -> TrainingRun:
     obs_space, action_space = cluster.single_observation_space, cluster.single_action_space
     if not (isinstance(obs_space, Box) and isinstance(action_space, Discrete) and action_space.start == 0):
         raise TypeError(f"expected Box observations and Discrete actions from 0, got {obs_space}, {action_space}")
-    q_network = QNetwork(obs_space.shape, int(action_space.n), settings.num_hidden)
-    target_network = QNetwork(obs_space.shape, int(action_space.n), settings.num_hidden)
+    shape = obs_space.shape, int(action_space.n), settings.num_hidden
+    q_network, target_network = QNetwork(*shape).to(settings.device), QNetwork(*shape).to(settings.device)
     target_network.load_state_dict(q_network.state_dict())
     optimizer = torch.optim.Adam(q_network.parameters(), lr=settings.learning_rate, fused=True)
     policy = envfleet.EpsilonGreedy(q_network, epsilon=settings.first_epsilon)
     buffer = ReplayBuffer(settings.buffer_size, obs_space, settings.discount)
 
-    num_updates, loss = 0, torch.zeros(())
+    loss = torch.zeros(())
     run = TrainingRun(num_mean_episodes=settings.num_mean_episodes)
+    checkpoints = Checkpoints(
+        cluster,
+        settings,
+        q_network=q_network,
+        target_network=target_network,
+        optimizer=optimizer,
+        run=run,
+        **({"buffer": buffer} if settings.checkpoint_buffer else {}),
+    )
 
-    while run.num_steps < settings.total_steps:
+    while run.num_steps < settings.total_steps and not stop.is_set:
         progress = min(1.0, run.num_steps / (settings.exploration_fraction * settings.total_steps))
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * (1 - run.num_steps / settings.total_steps)
@@ -102,8 +122,9 @@ def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) 
         run.add(rollout)
         buffer.add(rollout)
 
-        for _ in range(settings.num_gradient_steps if run.num_steps >= settings.learning_starts else 0):
-            obs, actions, returns, discounts, next_obs = buffer.sample(settings.batch_size)
+        for _ in range(settings.num_gradient_steps if buffer.num_added >= settings.learning_starts else 0):
+            sample = buffer.sample(settings.batch_size)
+            obs, actions, returns, discounts, next_obs = (each.to(settings.device) for each in sample)
             with torch.no_grad():
                 # Double DQN: one network chooses the next action, the other says what it is worth.
                 next_actions = q_network(next_obs).argmax(-1, keepdim=True)
@@ -116,14 +137,17 @@ def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) 
             loss.backward()
             nn.utils.clip_grad_norm_(q_network.parameters(), settings.max_grad_norm)
             optimizer.step()
-            num_updates += 1
-            if num_updates % settings.target_every == 0:
+            run.num_updates += 1
+            if run.num_updates % settings.target_every == 0:
                 target_network.load_state_dict(q_network.state_dict())
             cluster.publish(policy)
 
         if display is not None:
             display.update(run, {"epsilon": policy.epsilon, "loss": loss.item(), "lag": rollout.lag})
+        checkpoints.save_when_due()
 
+    checkpoints.save()
+    run.exit_code = stop.exit_code
     return run.finish(cluster.stats())
 
 
@@ -141,7 +165,7 @@ class QNetwork(nn.Sequential):
         )
 
 
-class ReplayBuffer:
+class ReplayBuffer(SavedRows):
     """The last `size` transitions; the oldest are overwritten."""
 
     def __init__(self, size: int, obs_space: Box, discount: float) -> None:
@@ -194,12 +218,13 @@ class ReplayBuffer:
         return obs, self.actions[rows], self.returns[rows], self.discounts[rows], next_obs
 
 
-def main() -> None:
+def main() -> int:
     settings = settings_from_command_line(Settings(), __doc__)
     with ProgressDisplay(settings) as display:
         run = train(settings, display)
     print(summary_of(run, settings))
+    return run.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,10 +3,12 @@
     python examples/impala.py
     python examples/impala.py --sync every_update --num-workers 4
     python examples/impala.py --env-id Acrobot-v1 --tensorboard runs/impala
+    python examples/impala.py --checkpoint impala.ckpt --resume auto --launcher ssh --launcher-setting hosts=node1
 
 Each rollout comes from one worker, and may be older than the learner's newest policy by some versions: its lag.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +19,15 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 import envfleet
-from command_line import require_steps, setting, settings_from_command_line, sync_rule
+from checkpoints import Checkpoints
+from command_line import RunSettings, require_steps, setting, settings_from_command_line, sync_rule
 from display import ProgressDisplay, TrainingRun, summary_of
 from envfleet import losses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that can be chosen; each field is a command-line flag."""
+class Settings(RunSettings):
+    """Everything that can be chosen, besides where it runs; each field is a command-line flag."""
 
     env_id: str = setting("CartPole-v1", "a Gymnasium id, with Box observations and Discrete actions")
     num_workers: int = setting(2, "worker processes")
@@ -48,6 +51,7 @@ class Settings:
     num_hidden: int = setting(64, "units in each of the two hidden layers")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_steps(self.total_steps)
         sync_rule(self)
 
@@ -56,37 +60,46 @@ def train(settings: Settings, display: ProgressDisplay | None = None) -> Trainin
     torch.manual_seed(settings.seed)
     # The nets are too small to share out: a second torch thread makes training slower (measured).
     torch.set_num_threads(1)
-    with envfleet.ClusterEnv(
-        settings.env_id,
-        settings.num_workers,
-        settings.num_envs_per_worker,
-        # An update takes a few milliseconds: measuring after each would take more than its share.
-        sync=sync_rule(settings, measure_every=2),
-        seed=settings.seed,
-    ) as cluster:
-        return train_on(cluster, settings, display)
+    with (
+        envfleet.ClusterEnv(
+            settings.env_id,
+            settings.num_workers,
+            settings.num_envs_per_worker,
+            # An update takes a few milliseconds: measuring after each would take more than its share.
+            sync=sync_rule(settings, measure_every=2),
+            seed=settings.seed,
+            **settings.where,
+        ) as cluster,
+        envfleet.StopSignal(settings.checkpoint) as stop,
+    ):
+        return train_on(cluster, settings, display, stop)
 
 
-def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) -> TrainingRun:
+def train_on(
+    cluster: Any, settings: Settings, display: ProgressDisplay | None, stop: envfleet.StopSignal
+) -> TrainingRun:
     obs_space, action_space = cluster.single_observation_space, cluster.single_action_space
     if not (isinstance(obs_space, Box) and isinstance(action_space, Discrete) and action_space.start == 0):
         raise TypeError(f"expected Box observations and Discrete actions from 0, got {obs_space}, {action_space}")
-    agent = Agent(obs_space.shape, int(action_space.n), settings.num_hidden)
+    agent = Agent(obs_space.shape, int(action_space.n), settings.num_hidden).to(settings.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5, fused=True)
 
     run = TrainingRun(num_mean_episodes=settings.num_mean_episodes)
+    checkpoints = Checkpoints(cluster, settings, agent=agent, optimizer=optimizer, run=run)
+    if run.num_steps >= settings.total_steps:  # it has gone on from its end
+        return run.finish(cluster.stats())
 
     for rollout in cluster.stream(agent, settings.num_rollout_steps):
         run.add(rollout)
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * max(0.0, 1 - run.num_steps / settings.total_steps)
 
-        batch = rollout.to_torch()
+        batch = rollout.to_torch(settings.device)
         shape = batch.rewards.shape  # [T, N]
         _, log_probs, entropies, values = agent.get_action_and_value(batch.obs.flatten(0, 1), batch.actions.flatten())
         log_probs, values = log_probs.view(shape), values.view(shape)
         with torch.no_grad():
-            final_values = torch.zeros(shape)
+            final_values = torch.zeros_like(batch.rewards)
             final_values[batch.final_steps, batch.final_envs] = agent.get_value(batch.final_obs)
             next_values = agent.get_value(batch.next_obs)
         value_targets, advantages = losses.vtrace(
@@ -116,9 +129,12 @@ def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) 
 
         if display is not None:
             display.update(run, {"value loss": value_loss.item(), "entropy": entropy.item(), "lag": rollout.lag})
-        if run.num_steps >= settings.total_steps:
+        checkpoints.save_when_due()
+        if run.num_steps >= settings.total_steps or stop.is_set:
             break
 
+    checkpoints.save()
+    run.exit_code = stop.exit_code
     return run.finish(cluster.stats())
 
 
@@ -157,12 +173,13 @@ def mlp(obs_shape: tuple[int, ...], num_hidden: int, num_outputs: int, *, last_g
     return nn.Sequential(*layers[:-1])
 
 
-def main() -> None:
+def main() -> int:
     settings = settings_from_command_line(Settings(), __doc__)
     with ProgressDisplay(settings) as display:
         run = train(settings, display)
     print(summary_of(run, settings))
+    return run.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
     python examples/ppo.py
     python examples/ppo.py --sync every:4
+    python examples/ppo.py --checkpoint ppo.ckpt --resume auto --launcher slurm --launcher-setting partition=cpu
     python examples/ppo.py --env-id Pendulum-v1 --target -200 --discount 0.95 --reward-scale 0.1
 
 Workers whose weights are old send stale rollouts. The default is therefore decoupled PPO: the clip is around the
@@ -23,14 +24,15 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 import envfleet
-from command_line import require_steps, setting, settings_from_command_line, sync_rule
+from checkpoints import Checkpoints
+from command_line import RunSettings, require_steps, setting, settings_from_command_line, sync_rule
 from display import TrainingRun, Update, UpdateDisplay, in_words, mean_pulls, tensorboard_log
 from envfleet import losses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that can be chosen; each field is a command-line flag."""
+class Settings(RunSettings):
+    """Everything that can be chosen, besides where it runs; each field is a command-line flag."""
 
     env_id: str = setting("CartPole-v1", "a Gymnasium id, with Box observations and Discrete or Box actions")
     num_workers: int = setting(2, "processes that collect")
@@ -64,6 +66,7 @@ class Settings:
     num_threads: int = setting(1, "of torch, for learning; a second one gains little, and costs much on a busy machine")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_steps(self.total_steps)
         sync_rule(self)
 
@@ -85,26 +88,30 @@ def train(
     run = TrainingRun(num_mean_episodes=settings.num_mean_episodes)
     has_warned = False
 
-    with envfleet.ClusterEnv(
-        settings.env_id if env is None else env,
-        num_workers=settings.num_workers,
-        num_envs_per_worker=settings.num_envs_per_worker,
-        sync=sync_rule(settings),
-        seed=settings.seed,
-    ) as cluster:
-        agent = (agent_class or Agent)(
-            cluster.single_observation_space, cluster.single_action_space, settings.num_hidden
-        )
+    with (
+        envfleet.ClusterEnv(
+            settings.env_id if env is None else env,
+            num_workers=settings.num_workers,
+            num_envs_per_worker=settings.num_envs_per_worker,
+            sync=sync_rule(settings),
+            seed=settings.seed,
+            **settings.where,
+        ) as cluster,
+        envfleet.StopSignal(settings.checkpoint) as stop,
+    ):
+        spaces = cluster.single_observation_space, cluster.single_action_space
+        agent = (agent_class or Agent)(*spaces, settings.num_hidden).to(settings.device)
         run.collect_s = run.elapsed_s
         optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5, fused=True)
+        checkpoints = Checkpoints(cluster, settings, agent=agent, optimizer=optimizer, run=run)
 
-        while run.num_steps < settings.total_steps and not run.target_reached:
+        while run.num_steps < settings.total_steps and not run.target_reached and not stop.is_set:
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * (1 - run.num_steps / settings.total_steps)
 
             # The workers collect; before, those whom the rule tells to pull this agent's weights do so.
             with run.collecting():
-                rollout = cluster.rollout(agent, settings.num_rollout_steps).to_torch()
+                rollout = cluster.rollout(agent, settings.num_rollout_steps)
             run.add(rollout)
             run.add_stats(cluster.stats())
             if settings.plain and rollout.lag > 0 and not has_warned:
@@ -117,6 +124,7 @@ def train(
 
             # What the present weights say of these rows. Of stale data the log-probs and values that came with the
             # rollout say something else.
+            rollout = rollout.to_torch(settings.device)
             obs, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
             worker_log_probs = rollout.log_probs.flatten()
             with torch.no_grad():
@@ -140,7 +148,7 @@ def train(
                 start_log_probs = worker_log_probs
 
             for _ in range(settings.num_epochs):
-                for rows in torch.randperm(len(obs)).chunk(settings.num_minibatches):
+                for rows in torch.randperm(len(obs)).to(settings.device).chunk(settings.num_minibatches):
                     _, log_probs, entropy, values = agent.get_action_and_value(obs[rows], actions[rows])
                     policy_loss = losses.ppo_decoupled_loss(
                         log_probs,
@@ -163,7 +171,13 @@ def train(
             if on_update is not None:
                 numbers = {"policy": policy_loss.item(), "value": value_loss.item(), "entropy": entropy.mean().item()}
                 on_update(run.update(numbers))
-        if settings.num_eval_episodes:
+            checkpoints.save_when_due()
+
+        checkpoints.save()
+        if run.stats is None:  # no update: it was told to stop at once, or has gone on from its end
+            run.finish(cluster.stats())
+        run.exit_code = stop.exit_code
+        if settings.num_eval_episodes and not stop.is_set:
             run.evaluation = cluster.evaluate(agent, settings.num_eval_episodes, seed=settings.seed)
     return run
 
@@ -234,7 +248,7 @@ def main() -> int:
     )
     if run.evaluation is not None:
         print(f"Evaluation without chance: {run.evaluation}.")
-    return 1 if settings.require_target and not run.target_reached else 0
+    return run.exit_code or int(settings.require_target and not run.target_reached)
 
 
 if __name__ == "__main__":

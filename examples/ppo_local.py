@@ -3,7 +3,8 @@
     python examples/ppo_local.py
     python examples/ppo_local.py --env-id Acrobot-v1 --target -100
 
-Writes learning_curve.png and summary.json into --output-dir.
+Writes learning_curve.png and summary.json into --output-dir. Checkpoints are the cluster's: ppo.py has them, also on
+one machine.
 """
 
 import dataclasses
@@ -37,6 +38,7 @@ class Settings:
     num_mean_episodes: int = setting(100, "the mean return is taken over this many last episodes")
     require_target: bool = setting(False, "exit with 1 if the target was not reached")
     output_dir: str = setting("runs/ppo_local", "where the learning curve and the summary go")
+    device: str = setting("cpu", "where the networks and the rollout are, as torch calls it: cpu, cuda, cuda:1")
 
     num_rollout_steps: int = setting(128, "steps of each environment between two updates")
     num_epochs: int = setting(10, "passes over each rollout")
@@ -66,16 +68,17 @@ def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: Bar) -> T
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not (isinstance(obs_space, Box) and isinstance(action_space, Discrete) and action_space.start == 0):
         raise TypeError(f"expected Box observations and Discrete actions from 0, got {obs_space}, {action_space}")
-    agent = Agent(obs_space.shape, int(action_space.n), settings.num_hidden)
+    agent = Agent(obs_space.shape, int(action_space.n), settings.num_hidden).to(settings.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate, eps=1e-5)
 
     shape = (settings.num_rollout_steps, settings.num_envs)  # [T, N]
-    obs = torch.zeros(shape[0] + 1, shape[1], *obs_space.shape)  # the extra row is what the last step led to
-    actions = torch.zeros(shape, dtype=torch.int64)
-    rewards = torch.zeros(shape)
-    terminated = torch.zeros(shape, dtype=torch.bool)
-    ended = torch.zeros(shape, dtype=torch.bool)  # terminated or truncated
-    is_real = torch.zeros(shape, dtype=torch.bool)  # False: this step only reset the env
+    with torch.device(settings.device):
+        obs = torch.zeros(shape[0] + 1, shape[1], *obs_space.shape)  # the extra row is what the last step led to
+        actions = torch.zeros(shape, dtype=torch.int64)
+        rewards = torch.zeros(shape)
+        terminated = torch.zeros(shape, dtype=torch.bool)
+        ended = torch.zeros(shape, dtype=torch.bool)  # terminated or truncated
+        is_real = torch.zeros(shape, dtype=torch.bool)  # False: this step only reset the env
 
     run = TrainingRun(num_mean_episodes=settings.num_mean_episodes)
     obs[-1] = torch.tensor(envs.reset(seed=settings.seed)[0])
@@ -92,7 +95,7 @@ def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: Bar) -> T
             is_real[t] = ~ended[t - 1]  # at t = 0, row -1 is the last of the rollout before
             with torch.no_grad():
                 actions[t] = torch.multinomial(agent.log_probs(obs[t]).exp(), 1).squeeze(-1)
-            next_obs, step_rewards, terminations, truncations, info = envs.step(actions[t].numpy())
+            next_obs, step_rewards, terminations, truncations, info = envs.step(actions[t].numpy(force=True))
             obs[t + 1] = torch.tensor(next_obs)
             rewards[t] = torch.tensor(step_rewards)
             terminated[t] = torch.tensor(terminations)
@@ -114,7 +117,7 @@ def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: Bar) -> T
         batch_advantages /= batch_advantages.std(correction=0) + 1e-8
 
         for _ in range(settings.num_epochs):
-            for rows in torch.randperm(len(batch_obs)).chunk(settings.num_minibatches):
+            for rows in torch.randperm(len(batch_obs)).to(settings.device).chunk(settings.num_minibatches):
                 new_log_probs = agent.log_probs(batch_obs[rows])
                 ratio = (log_prob_of(batch_actions[rows], new_log_probs) - batch_log_probs[rows]).exp()
                 clipped_ratio = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range)

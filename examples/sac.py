@@ -3,12 +3,14 @@
     python examples/sac.py
     python examples/sac.py --sync every_update --num-workers 4
     python examples/sac.py --env-id MountainCarContinuous-v0 --tensorboard runs/sac
+    python examples/sac.py --checkpoint sac.ckpt --resume auto --device cuda
 
 The actor is published after each gradient step. It changes little each time, so with --sync aps workers pull only
 a small part of the versions.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +20,14 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 import envfleet
-from command_line import require_steps, setting, settings_from_command_line, sync_rule
+from checkpoints import Checkpoints, SavedRows
+from command_line import RunSettings, require_steps, setting, settings_from_command_line, sync_rule
 from display import ProgressDisplay, TrainingRun, summary_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that can be chosen; each field is a command-line flag."""
+class Settings(RunSettings):
+    """Everything that can be chosen, besides where it runs; each field is a command-line flag."""
 
     env_id: str = setting("Pendulum-v1", "a Gymnasium id, with Box observations and bounded Box actions")
     num_workers: int = setting(2, "worker processes")
@@ -47,8 +50,10 @@ class Settings:
     discount: float = setting(0.99, "gamma")
     target_rate: float = setting(0.005, "how far the target networks move to the Q networks in a gradient step")
     num_hidden: int = setting(128, "units in each of the two hidden layers")
+    checkpoint_buffer: bool = setting(True, "save the replay buffer, too; without it --learning-starts counts anew")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_steps(self.total_steps)
         sync_rule(self)
 
@@ -57,26 +62,33 @@ def train(settings: Settings, display: ProgressDisplay | None = None) -> Trainin
     torch.manual_seed(settings.seed)
     # The nets are too small to share out: a second torch thread makes training slower (measured).
     torch.set_num_threads(1)
-    with envfleet.ClusterEnv(
-        settings.env_id,
-        settings.num_workers,
-        settings.num_envs_per_worker,
-        # A gradient step takes about a millisecond: measuring after each would take more than its share.
-        sync=sync_rule(settings, measure_every=8),
-        seed=settings.seed,
-    ) as cluster:
-        return train_on(cluster, settings, display)
+    with (
+        envfleet.ClusterEnv(
+            settings.env_id,
+            settings.num_workers,
+            settings.num_envs_per_worker,
+            # A gradient step takes about a millisecond: measuring after each would take more than its share.
+            sync=sync_rule(settings, measure_every=8),
+            seed=settings.seed,
+            **settings.where,
+        ) as cluster,
+        envfleet.StopSignal(settings.checkpoint) as stop,
+    ):
+        return train_on(cluster, settings, display, stop)
 
 
-def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) -> TrainingRun:
+def train_on(
+    cluster: Any, settings: Settings, display: ProgressDisplay | None, stop: envfleet.StopSignal
+) -> TrainingRun:
     obs_space, action_space = cluster.single_observation_space, cluster.single_action_space
     if not (isinstance(obs_space, Box) and isinstance(action_space, Box) and action_space.is_bounded()):
         raise TypeError(f"expected Box observations and bounded Box actions, got {obs_space}, {action_space}")
-    actor = Actor(obs_space.shape, action_space, settings.num_hidden)
-    twin_q = TwinQ(obs_space.shape, action_space, settings.num_hidden)
-    target_q = TwinQ(obs_space.shape, action_space, settings.num_hidden)
+    shape = obs_space.shape, action_space, settings.num_hidden
+    actor = Actor(*shape).to(settings.device)
+    twin_q, target_q = TwinQ(*shape).to(settings.device), TwinQ(*shape).to(settings.device)
     target_q.load_state_dict(twin_q.state_dict())
-    log_temperature = torch.zeros((), requires_grad=True)
+    temperatures = nn.ParameterDict({"log": torch.zeros((), device=settings.device)})
+    log_temperature = temperatures["log"]
     target_entropy = -float(np.prod(action_space.shape))
     actor_optimizer, q_optimizer, temperature_optimizer = (
         torch.optim.Adam(weights, lr=settings.learning_rate, fused=True)
@@ -87,15 +99,29 @@ def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) 
 
     q_loss = torch.zeros(())
     run = TrainingRun(num_mean_episodes=settings.num_mean_episodes)
+    checkpoints = Checkpoints(
+        cluster,
+        settings,
+        actor=actor,
+        twin_q=twin_q,
+        target_q=target_q,
+        temperatures=temperatures,
+        actor_optimizer=actor_optimizer,
+        q_optimizer=q_optimizer,
+        temperature_optimizer=temperature_optimizer,
+        run=run,
+        **({"buffer": buffer} if settings.checkpoint_buffer else {}),
+    )
 
-    while run.num_steps < settings.total_steps:
+    while run.num_steps < settings.total_steps and not stop.is_set:
         with run.collecting():
             rollout = cluster.rollout(policy, settings.num_rollout_steps)
         run.add(rollout)
         buffer.add(rollout)
 
-        for _ in range(settings.num_gradient_steps if run.num_steps >= settings.learning_starts else 0):
-            obs, actions, rewards, next_obs, terminated = buffer.sample(settings.batch_size)
+        for _ in range(settings.num_gradient_steps if buffer.num_added >= settings.learning_starts else 0):
+            sample = buffer.sample(settings.batch_size)
+            obs, actions, rewards, next_obs, terminated = (each.to(settings.device) for each in sample)
             temperature = log_temperature.detach().exp()
 
             with torch.no_grad():
@@ -130,7 +156,10 @@ def train_on(cluster: Any, settings: Settings, display: ProgressDisplay | None) 
             display.update(
                 run, {"temperature": log_temperature.exp().item(), "Q loss": q_loss.item(), "lag": rollout.lag}
             )
+        checkpoints.save_when_due()
 
+    checkpoints.save()
+    run.exit_code = stop.exit_code
     return run.finish(cluster.stats())
 
 
@@ -190,7 +219,7 @@ def mlp(num_inputs: int, num_hidden: int, num_outputs: int) -> nn.Sequential:
     )
 
 
-class ReplayBuffer:
+class ReplayBuffer(SavedRows):
     """The last `size` transitions; the oldest are overwritten."""
 
     def __init__(self, size: int, obs_space: Box, action_space: Box) -> None:
@@ -227,12 +256,13 @@ class ReplayBuffer:
         return self.obs[rows], self.actions[rows], self.rewards[rows], self.next_obs[rows], self.terminated[rows]
 
 
-def main() -> None:
+def main() -> int:
     settings = settings_from_command_line(Settings(), __doc__)
     with ProgressDisplay(settings) as display:
         run = train(settings, display)
     print(summary_of(run, settings))
+    return run.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from envfleet.cluster.checkpoint.checkpoint import Checkpoint, load_checkpoint
     from envfleet.cluster.cluster_env import ClusterEnv
     from envfleet.cluster.network import Network
+    from envfleet.cluster.run.stop_signal import StopSignal
     from envfleet.cluster.sync import APS, Every, EveryUpdate, Never
     from envfleet.cluster.timing import Timing
+    from envfleet.launchers.by_name import launcher_of
     from envfleet.launchers.kubernetes.settings import Kubernetes
     from envfleet.launchers.local import Local
     from envfleet.launchers.manual import Manual
@@ -84,9 +86,11 @@ _LATER = {
     "SSH": "envfleet.launchers.ssh",
     "Slurm": "envfleet.launchers.slurm.settings",
     "SquashedGaussian": "envfleet.policies.off_policy",
+    "StopSignal": "envfleet.cluster.run.stop_signal",
     "Timing": "envfleet.cluster.timing",
     "TorchPolicy": "envfleet.policies.torch.policy",
     "evaluate": "envfleet.policies.evaluate",
+    "launcher_of": "envfleet.launchers.by_name",
     "load_checkpoint": "envfleet.cluster.checkpoint.checkpoint",
 }
 
@@ -157,6 +161,7 @@ __all__ = [
     "SpacesDiffer",
     "SquashedGaussian",
     "StepOnEndedEpisode",
+    "StopSignal",
     "Timing",
     "TorchPolicy",
     "UsageError",
@@ -167,6 +172,7 @@ __all__ = [
     "evaluate",
     "gae",
     "gae_of",
+    "launcher_of",
     "load_checkpoint",
     "load_native",
     "make",

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from envfleet.contract.errors import EnvFleetError, MissingExtra
 from envfleet.contract.worker_environment import KEYS_VARIABLE
@@ -20,7 +16,10 @@ from envfleet.launchers.kubernetes.settings import Kubernetes
 from envfleet.launchers.launcher import WorkerJob
 from envfleet.launchers.slurm.script import head_script, sbatch_script
 from envfleet.launchers.slurm.settings import Slurm
+from envfleet.launchers.text_settings import forms_of, required_settings, settings_from_text
 from envfleet.version import __version__
+
+Launcher = TypeVar("Launcher")
 
 SOME_HEAD = "tcp://HEAD:PORT"
 
@@ -79,14 +78,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _slurm_script(arguments: argparse.Namespace, learner: list[str] | None) -> str:
-    settings = Slurm(**_given(arguments, Slurm))
+    settings = _given(arguments, Slurm)
     if learner is not None:
         return head_script(settings, arguments.num_workers, learner)
     return sbatch_script(settings, _job(arguments))
 
 
 def _kubernetes_manifest(arguments: argparse.Namespace, _: list[str] | None) -> str:
-    settings, job = Kubernetes(**_given(arguments, Kubernetes)), _job(arguments)
+    settings, job = _given(arguments, Kubernetes), _job(arguments)
     try:
         check_fields(fleet_manifest(settings, job, "envfleet", "envfleet"))
     except MissingExtra as error:
@@ -112,66 +111,23 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser, launcher: type) -> None:
     """An option for each setting of a launcher: they are declared there, once."""
-    hints = typing.get_type_hints(launcher)
-    for setting in dataclasses.fields(launcher):
-        is_required = setting.default is dataclasses.MISSING and setting.default_factory is dataclasses.MISSING
+    for name, form in forms_of(launcher).items():
         parser.add_argument(
-            f"--{setting.name.replace('_', '-')}",
-            dest=setting.name,
-            required=is_required,
-            default=None,
-            help=f"{launcher.__name__}({setting.name}=...)",
-            **_form(hints[setting.name]),
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            required=name in required_settings(launcher),
+            action="append",
+            nargs="?" if form.is_switch else None,
+            const="true" if form.is_switch else None,
+            metavar=form.metavar,
+            help=f"{launcher.__name__}({name}=...)",
         )
 
 
-def _given(arguments: argparse.Namespace, launcher: type) -> dict[str, Any]:
-    """Settings that were named; the launcher knows the defaults of the others."""
-    settings = {}
-    for setting in dataclasses.fields(launcher):
-        value = getattr(arguments, setting.name)
-        if value is not None:
-            is_pairs = isinstance(value, list) and value and isinstance(value[0], _Pair)
-            settings[setting.name] = {pair.key: pair.value for pair in value} if is_pairs else value
-    return settings
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Pair:
-    key: str
-    value: str | None
-
-
-def _form(hint: Any) -> dict[str, Any]:
-    """How a setting of this type is written on a command line."""
-    # Optional of a Literal or a Mapping is typing's own union, "int | None" is Python's.
-    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    kinds = [each for each in (typing.get_args(hint) if is_union else (hint,)) if each is not type(None)]
-    first, origin = kinds[0], typing.get_origin(kinds[0])
-    if first is bool:
-        return {"action": "store_true"}
-    if origin is typing.Literal:
-        return {"choices": typing.get_args(first)}
-    if origin is Mapping:
-        return {"action": "append", "type": _pair, "metavar": "NAME=VALUE"}
-    if origin is Sequence:
-        is_text = typing.get_args(first) == (str,)
-        return {"action": "append", "metavar": "TEXT"} if is_text else {"action": "append", "type": _json_object}
-    if kinds in ([int], [float]):
-        return {"type": first, "metavar": "N"}
-    return {"metavar": "TEXT"}
-
-
-def _pair(text: str) -> _Pair:
-    key, equals, value = text.partition("=")
-    return _Pair(key, value if equals else None)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object: {text}")
-    return value
+def _given(arguments: argparse.Namespace, launcher: type[Launcher]) -> Launcher:
+    """The launcher with the settings that were named; it knows the defaults of the others."""
+    given = {name: getattr(arguments, name) for name in forms_of(launcher)}
+    return settings_from_text(launcher, {name: texts for name, texts in given.items() if texts is not None})
 
 
 def _positive(text: str) -> int:

@@ -1,13 +1,11 @@
 """dqn.py, sac.py and impala.py run for a few hundred steps; replay buffers keep what followed in the same episode."""
 
-import importlib
 import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253 - the examples are of torch
 from gymnasium.spaces import Box
 
 from envfleet import Rollout
@@ -22,15 +20,6 @@ FEW_STEPS = {
     "sac": {"total_steps": 820, "learning_starts": 780, "buffer_size": 150},
     "impala": {"total_steps": 400, "num_rollout_steps": 16},
 }
-
-
-@pytest.fixture
-def example(request, monkeypatch):
-    """An example as a module; its workers find it where we do."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    num_threads = torch.get_num_threads()
-    yield importlib.import_module(request.param)
-    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("sync", ["aps", "every_update"])

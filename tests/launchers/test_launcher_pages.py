@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import commands_of, program_of
 from tests.support.scripts import DOCS
 
 pytestmark = pytest.mark.slow
@@ -55,6 +56,13 @@ def test_the_ssh_page(sshd, shell, tmp_path):
         r"\(100, 8\)\n",
         printed,
     )
+
+
+@pytest.mark.engine
+def test_from_a_laptop_to_ssh_hosts(sshd, shell, tmp_path):
+    (tmp_path / "train.py").write_text(program_of("laptop_to_cluster.md"))
+    (command,) = commands_of("laptop_to_cluster.md", "On SSH hosts")
+    assert shell(command).startswith("0 to 4096 steps with ssh")
 
 
 def test_the_ssh_pages_messages_are_those_of_the_code():

@@ -109,8 +109,8 @@ class SSH:
         if not self.hosts:
             raise UsageError('hosts must name at least one host: SSH(["node1", "node2"])')
         for host in self.hosts:
-            if host.startswith("-") or re.search(r"\s", host):
-                raise UsageError(f'a host must be "host" or "user@host"; got {host!r}')
+            if host.startswith("-") or re.search(r"[\s,]", host):
+                raise UsageError(f'a host must be one "host" or "user@host"; got {host!r}')
         for name, most in (("cpus_per_worker", 1_000_000), ("port", 65535)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), at_most=most))

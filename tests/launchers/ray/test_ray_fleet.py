@@ -14,6 +14,7 @@ from envfleet.launchers.ray.settings import Ray
 from envfleet.testing import LAUNCHER_CHECKS, LauncherCase
 from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.launchers.ray.ray_lab import AGENT, command_line, parent, raylet_pid, seconds, watched, worker_processes
+from tests.support.short_examples import SHORT_FLAGS, run_example
 from tests.support.waiting import is_running, wait_until
 
 START_S = 60.0
@@ -56,6 +57,19 @@ def take_while_waiting(stream, condition, what):
 def test_conformance(check, ray_nodes):
     impossible = Ray(cpus_per_worker=64, queue_timeout_s=4.0)
     check(LauncherCase(Ray(address=ray_nodes.address), impossible, "64 CPU"))
+
+
+@pytest.mark.parametrize("name", SHORT_FLAGS)
+def test_example(ray_nodes, monkeypatch, tmp_path, name):
+    """Every example with `--launcher ray`: the cluster that this process is connected to."""
+    from envfleet.launchers.ray import job as ray_job
+
+    launched, begin = [], ray_job.RayJob.__init__
+    monkeypatch.setattr(ray_job.RayJob, "__init__", lambda self, *args: (launched.append(self), begin(self, *args))[1])
+    monkeypatch.chdir(tmp_path)
+    flags = ["--launcher", "ray", "--launcher-setting", "cpus_per_worker=1", "--launcher-setting", "placement=PACK"]
+    assert run_example(monkeypatch, name, *flags) == 0
+    assert len(launched) == 1
 
 
 def test_workers_are_spread_over_the_nodes(ray_nodes):

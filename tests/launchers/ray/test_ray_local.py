@@ -11,6 +11,7 @@ import pytest
 
 from envfleet.launchers.ray.settings import Ray
 from tests.launchers.ray.ray_lab import ray_settings, worker_processes
+from tests.support.pages import commands_of, program_of
 from tests.support.scripts import DOCS
 from tests.support.waiting import descendants, is_running, wait_until
 
@@ -88,6 +89,13 @@ def test_the_settings_of_the_page(program):
 def test_a_cluster_is_started_for_a_run_and_ended_with_it(folder):
     said = run("python fleet.py", folder)
     assert said.count("512 steps from 2 workers") == 3
+    wait_until(lambda: ray_processes() == [], "Ray is gone", 30)
+
+
+def test_from_a_laptop_to_ray(folder):
+    (folder / "train.py").write_text(program_of("laptop_to_cluster.md"))
+    (command,) = commands_of("laptop_to_cluster.md", "On Ray")
+    assert "0 to 4096 steps with ray" in run(command, folder)
     wait_until(lambda: ray_processes() == [], "Ray is gone", 30)
 
 

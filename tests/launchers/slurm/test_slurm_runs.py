@@ -47,9 +47,11 @@ def test_conformance(plain_slurm, check):
 def test_four_nodes(slurm, tmp_path):
     """One worker on each; the head is found by the routing table; steps, rollouts, more workers, fewer; logs stay."""
     assert Slurm().host_of_workers() == slurm.address("node1")
-    with cluster(launcher=Slurm(exclusive=True)) as envs:
+    with cluster(launcher=Slurm(exclusive=True, job_name="four.nodes")) as envs:
         obs, _ = envs.reset(seed=0)
         assert len(obs) == 8
+        names = set(slurm.run("squeue", "-h", "-r", "-o", "%j").split())
+        assert len(names) == 1 and names.pop().startswith("four.nodes-")
         envs.step(envs.action_space.sample())
         assert envs.rollout(AGENT, 16).rewards.shape == (16, 8)
         assert sorted(worker.host for worker in envs.stats().workers) == slurm.nodes
@@ -65,20 +67,10 @@ def test_ppo_across_four_nodes(slurm, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import ppo
 
-    hosts = set()
-
-    class OnSlurm(envfleet.ClusterEnv):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, launcher=Slurm(exclusive=True), **kwargs)
-
-        def close_extras(self, **kwargs):
-            hosts.update(worker.host for worker in self.stats().workers)
-            super().close_extras(**kwargs)
-
-    monkeypatch.setattr(envfleet, "ClusterEnv", OnSlurm)
-    run = ppo.train(ppo.Settings(num_workers=4, num_envs_per_worker=4, total_steps=4000, num_rollout_steps=32))
+    where = {"launcher": "slurm", "launcher_setting": ("exclusive=true",), "num_workers": 4, "num_envs_per_worker": 4}
+    run = ppo.train(ppo.Settings(**where, total_steps=4000, num_rollout_steps=32))
     assert run.num_updates >= 5 and run.num_steps >= 4000
-    assert hosts == set(slurm.nodes)
+    assert {worker.host for worker in run.stats.workers} == set(slurm.nodes)
 
 
 def test_settings_reach_slurm_and_the_worker(slurm, tmp_path, monkeypatch):

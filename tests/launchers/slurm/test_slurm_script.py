@@ -123,6 +123,8 @@ def test_srun():
         {"cpus_per_worker": True},
         {"time_limit": "an hour"},
         {"time_limit": 5},
+        {"signal_lead_s": 0},
+        {"signal_lead_s": 70_000},
         {"setup": "module load cuda"},
         {"setup": [5]},
         {"extra_sbatch": {"--exclude": "node7"}},
@@ -175,6 +177,13 @@ def test_time_limits(time_limit, seconds):
 def test_no_time_limit(time_limit):
     options = sbatch_arguments(Slurm(time_limit=time_limit), [0], "n")
     assert f"--time={time_limit}" in options and "--signal=B:USR1@60" in options
+
+
+def test_how_long_before_the_limit():
+    for settings, lead_s in (({}, 60), ({"time_limit": "2"}, 24), ({"time_limit": "9", "signal_lead_s": 300}, 300)):
+        settings = Slurm(**settings)
+        assert f"--signal=B:USR1@{lead_s}" in sbatch_arguments(settings, [0], "n")
+        assert f"#SBATCH --signal=B:USR1@{lead_s}\n" in head_script(settings, 1, ["true"])
 
 
 def test_arrays():
@@ -403,3 +412,158 @@ def test_a_line_of_setup_that_fails(tmp_path):
     )
     assert done.returncode == 1
     assert "this line of setup failed: module load nothing" in done.stderr
+
+
+# -- the script of a learner --
+
+LEARNER = """
+import pathlib, signal, sys, time
+codes = dict(pair.split("=") for pair in sys.argv[1:])
+for name in set(codes) & {"SIGUSR1", "SIGTERM"}:
+    signal.signal(getattr(signal, name), lambda *_, code=int(codes[name]): sys.exit(code))
+pathlib.Path("ready").touch()
+while not pathlib.Path("exit").exists():
+    time.sleep(0.01)
+sys.exit(int(codes["exit"]))
+"""
+# What the script asks Slurm, on a machine without one; tests/launchers/slurm/test_slurm_requeue.py asks the real one.
+SCONTROL = """#!/bin/sh
+echo "$@" >> asked
+if [ "$1" = show ]; then
+  if [ -e ended ]; then state=COMPLETING; else state=RUNNING; fi
+  echo "JobId=12 JobState=$state Reason=None Requeue=1 Restarts=$(cat restarts) BatchFlag=1"
+elif [ -e no_requeue ]; then
+  exit 1
+fi
+"""
+
+
+class LearnerScript:
+    """The script under bash, with a learner that leaves with the code for what came."""
+
+    def __init__(self, folder, **codes):
+        self.folder = folder
+        (folder / "learner.py").write_text(LEARNER)
+        (folder / "scontrol").write_text(SCONTROL)
+        (folder / "scontrol").chmod(0o755)
+        (folder / "restarts").write_text("2")
+        command = [sys.executable, "learner.py", *(f"{name}={code}" for name, code in codes.items())]
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                ["bash", "-c", head_script(Slurm(), 2, command)],
+                cwd=folder,
+                env={
+                    **os.environ,
+                    "SLURM_JOB_ID": "12",
+                    "SLURM_RESTART_COUNT": "2",
+                    "PATH": f"{folder}:{os.environ['PATH']}",
+                },
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self):
+        wait_until(lambda: (self.folder / "ready").exists(), "the learner has begun")
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def requeues(self):
+        asked = self.folder / "asked"
+        return asked.read_text().count("requeue 12") if asked.exists() else 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_a_learner_that_ends_by_itself_is_not_requeued(tmp_path, code):
+    with LearnerScript(tmp_path, exit=code) as script:
+        (tmp_path / "exit").touch()
+        assert script.process.wait(10) == code
+        assert script.requeues() == 0
+
+
+def test_a_learner_that_has_saved_before_the_limit_is_requeued(tmp_path):
+    with LearnerScript(tmp_path, SIGUSR1=75) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: script.requeues() == 1, "the job is requeued")
+        with pytest.raises(subprocess.TimeoutExpired):
+            script.process.wait(0.5)  # until Slurm ends it
+        os.killpg(script.process.pid, signal.SIGTERM)
+        script.process.wait(10)
+        assert "it has saved; the job is requeued" in script.log()
+
+
+@pytest.mark.parametrize("code", [0, 1, 138])
+def test_a_learner_that_saves_nothing_is_not_requeued(tmp_path, code):
+    """Or it would begin at the same place again, for ever. Nor is one that has just finished."""
+    with LearnerScript(tmp_path, SIGUSR1=code) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        assert script.process.wait(10) == code
+        assert script.requeues() == 0
+
+
+def test_a_learner_that_does_not_know_usr1_is_left_alone(tmp_path, monkeypatch):
+    """It would end it. Until the limit it may still finish."""
+    monkeypatch.setattr(slurm_script, "PASS_WAIT_S", 1)
+    with LearnerScript(tmp_path, exit=0) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: "does not handle SIGUSR1" in script.log(), "it is said")
+        (tmp_path / "exit").touch()
+        assert script.process.wait(10) == 0
+
+
+def test_a_requeue_that_slurm_refuses(tmp_path):
+    (tmp_path / "no_requeue").touch()
+    with LearnerScript(tmp_path, SIGUSR1=75) as script:
+        script.process.send_signal(signal.SIGUSR1)
+        assert script.process.wait(10) == 75
+        assert "was not requeued: submit it again" in script.log()
+
+
+def test_a_preempted_learner_waits_for_slurm(tmp_path):
+    with LearnerScript(tmp_path, SIGTERM=75) as script:
+        (tmp_path / "ended").touch()
+        (tmp_path / "restarts").write_text("3")
+        os.killpg(script.process.pid, signal.SIGTERM)  # as Slurm does: the whole group
+        wait_until(lambda: "Slurm will end this job" in script.log(), "the learner has left")
+        os.killpg(script.process.pid, signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            script.process.wait(0.5)
+        assert script.requeues() == 0
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_cancelled_learner_stays_so(tmp_path, name):
+    """Also if it was saving already, because its time limit was near."""
+    with LearnerScript(tmp_path, **{name: 75}) as script:
+        (tmp_path / "ended").touch()
+        script.process.send_signal(signal.SIGUSR1) if name == "SIGUSR1" else os.killpg(
+            script.process.pid, signal.SIGTERM
+        )
+        assert script.process.wait(10) == 75
+        assert script.requeues() == 0
+        assert "submit it again to go on" in script.log()
+
+
+@pytest.mark.parametrize("to_all", [True, False], ids=["from Slurm", "to the script only"])
+def test_a_learner_that_ends_on_sigterm(tmp_path, monkeypatch, to_all):
+    """It gets it once: from Slurm or, if only the script was told, from there."""
+    monkeypatch.setattr(slurm_script, "PASS_WAIT_S", 1)
+    with LearnerScript(tmp_path, SIGTERM=143) as script:
+        if to_all:
+            os.killpg(script.process.pid, signal.SIGTERM)
+        else:
+            script.process.send_signal(signal.SIGTERM)
+        assert script.process.wait(10) == 143
+        assert script.requeues() == 0
+
+
+def test_a_learner_that_is_killed_by_the_signal_that_its_script_gets(tmp_path):
+    with LearnerScript(tmp_path) as script:
+        os.killpg(script.process.pid, signal.SIGTERM)
+        assert script.process.wait(10) == 143

@@ -8,18 +8,20 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from envfleet.contract.exits import WorkerExit
+from envfleet.contract.exits import LearnerExit, WorkerExit
 from envfleet.contract.worker_environment import cpu_counts
 from envfleet.launchers.launcher import WorkerJob
 
 if TYPE_CHECKING:
     from envfleet.launchers.slurm.settings import Slurm
 
-SIGNAL_LEAD_S = 60  # Slurm signals workers this long before their time limit; they finish their rollout and leave
+# Slurm signals a job this long before its time limit: a worker finishes its rollout and leaves, a learner saves.
+SIGNAL_LEAD_S = 60
 # How long a script whose worker was told to leave waits for Slurm to end the job. It must be more than Slurm's KillWait
 # (30 s by default), and less than the 60 s after which the head asks for another worker: if it was not Slurm that told
 # the worker to leave, the script starts it again.
 REQUEUE_WAIT_S = 40
+PASS_WAIT_S = 5  # how long a learner's script waits whether the learner ends on SIGTERM before it passes it on
 NO_LIMIT = ("UNLIMITED", "INFINITE")  # in upper or lower case
 
 # -- the array of workers --
@@ -76,7 +78,7 @@ def sbatch_options(settings: Slurm, workers: Iterable[int], name: str) -> list[s
         "--open-mode=append",
         "--export=ALL",
         "--requeue",
-        f"--signal=B:USR1@{_signal_lead_s(settings.time_limit)}",
+        _signal(settings),
         *_extras(settings),
     ]
 
@@ -173,6 +175,8 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
     """Return the script of one job for learner and workers: the learner starts its workers as steps of the job.
 
     The learner gets the same resources as a worker. Its launcher is `Slurm()`, which notices that it runs inside a job.
+    Before the time limit the learner gets SIGUSR1. If it saves and exits with LearnerExit.STOPPED (see
+    envfleet.StopSignal), the job is requeued, and its next start goes on from there.
 
     Args:
         settings: The user's settings.
@@ -189,6 +193,9 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
         ),
         *_place(settings),
         "--no-kill",  # a node that fails ends its workers, not the whole job
+        "--open-mode=append",
+        "--requeue",
+        _signal(settings),
         *_extras(settings),
     ]
     parts = [
@@ -198,10 +205,78 @@ def head_script(settings: Slurm, num_workers: int, command: Sequence[str]) -> st
         f"# A learner and its {num_workers} workers in one job: Slurm() starts them with srun.",
         *_exports(settings),
         *_setup(settings),
-        f"exec {shlex.join(command)}",  # exec: Slurm's signals must reach the learner
-        "",
+        _LEARNER.format(
+            command=shlex.join(command),
+            stopped=int(LearnerExit.STOPPED),
+            pass_wait_s=PASS_WAIT_S,
+            requeue_wait_s=REQUEUE_WAIT_S,
+        ),
     ]
     return "\n".join(parts)
+
+
+# USR1 ends a program that does not handle it, so it is passed on only to one that does: SigCgt in /proc is the set of
+# handled signals, and USR1 is number 10. A learner that is still being imported gets it a little later.
+_LEARNER = """
+say() {{ echo "$(date '+%F %T') envfleet.slurm learner: $*" >&2; }}
+
+# USR1: the time limit is near. TERM: preempted, or cancelled by somebody, or the time limit; usually Slurm tells the
+# learner, too, so that it is passed on only if it still runs a while later.
+told= to_pass= pass_s=0 is_said= child=
+trap 'told=${{told:-TERM}}; to_pass=TERM; pass_s=$((SECONDS + {pass_wait_s}))' TERM INT
+trap 'told=USR1; to_pass=USR1; pass_s=$SECONDS; pass' USR1
+handles_usr1() {{
+  local handled
+  handled=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$child/status" 2>/dev/null)
+  [ -n "$handled" ] && [ $((16#$handled & 0x200)) != 0 ]
+}}
+pass() {{
+  if [ -z "$child" ] || [ "$SECONDS" -lt "$pass_s" ]; then return; fi
+  if [ "$to_pass" = TERM ] || handles_usr1; then
+    kill -s "$to_pass" "$child" 2>/dev/null
+    to_pass=
+  elif [ -z "$is_said" ] && [ "$SECONDS" -ge $((pass_s + {pass_wait_s})) ]; then
+    is_said=yes
+    say "the time limit is near; it does not handle SIGUSR1 (envfleet.StopSignal)"
+  fi
+}}
+pause() {{  # seconds; a signal ends it
+  sleep "$1" & nap=$!
+  wait "$nap"; kill "$nap" 2>/dev/null
+}}
+
+{command} </dev/null &
+child=$!
+wait "$child"; code=$?
+while kill -0 "$child" 2>/dev/null; do  # a signal ends a wait, too
+  if [ -n "$to_pass" ]; then sleep 1; pass; else wait "$child"; code=$?; fi
+done
+wait "$child" 2>/dev/null; again=$?
+case $again in 127 | -1) ;; *) code=$again ;; esac  # -1: bash 5.2, if the learner ended when a signal ended the wait
+if [ "$code" != {stopped} ] || [ -z "$told" ]; then exit "$code"; fi
+
+# It was told to stop, and has saved. A job that Slurm ends, but does not requeue, was cancelled, or its time is over.
+job=" $(scontrol show job --oneliner "$SLURM_JOB_ID" 2>/dev/null) "
+case $job in
+  *" JobState=COMPLETING "*" Restarts=${{SLURM_RESTART_COUNT:-0}} "*)
+    say "it has saved; Slurm ends this job: submit it again to go on"
+    exit "$code" ;;
+esac
+until_s=$((SECONDS + {requeue_wait_s}))
+if [ "$told" = USR1 ]; then
+  say "it has saved; the job is requeued, and will go on from there"
+  trap - TERM USR1
+  if ! scontrol requeue "$SLURM_JOB_ID"; then
+    say "the job was not requeued: submit it again to go on"
+    exit "$code"
+  fi
+else
+  say "it has saved; Slurm will end this job, or run it again later"
+fi
+# A job whose script ends by itself is completed, and would not be requeued: wait to be killed.
+while [ "$SECONDS" -lt "$until_s" ]; do pause $((until_s - SECONDS)); done
+exit "$code"
+"""
 
 
 def srun_arguments(settings: Slurm, job: WorkerJob, worker: int, name: str) -> list[str]:
@@ -288,10 +363,11 @@ def _mem_per_cpu(mem: str | int | None, num_cpus: int) -> str | None:
     return f"{-(-kilobytes // num_cpus)}K"
 
 
-def _signal_lead_s(time_limit: str | None) -> int:
-    """Return SIGNAL_LEAD_S; for a time limit of less than five times that, a fifth of the limit."""
-    seconds = math.inf if time_limit is None else seconds_of(time_limit)
-    return SIGNAL_LEAD_S if seconds >= SIGNAL_LEAD_S * 5 else max(5, int(seconds) // 5)
+def _signal(settings: Slurm) -> str:
+    """Have Slurm signal the job's script before the time limit: after 60 s or, of short limits, a fifth, by default."""
+    seconds = math.inf if settings.time_limit is None else seconds_of(settings.time_limit)
+    lead_s = SIGNAL_LEAD_S if seconds >= SIGNAL_LEAD_S * 5 else max(5, int(seconds) // 5)
+    return f"--signal=B:USR1@{settings.signal_lead_s or lead_s}"
 
 
 def seconds_of(time_limit: str) -> float:

@@ -46,6 +46,8 @@ class Slurm:
         partition: The partition, or several: "gpu", "short,long".
         time_limit: The time limit of each worker: "30" minutes, "2:00:00" hours, "1-12:00" days-hours. Shortly before
             it, the worker leaves and a new one takes its place.
+        signal_lead_s: Seconds before the time limit at which a worker leaves, and a learner that runs inside the job
+            saves and stops. Slurm may be up to 60 s early. None: 60, or for limits under five minutes a fifth.
         cpus_per_worker: The number of CPUs of each worker.
         mem_per_worker: The memory of each worker: "4G", or a number of megabytes.
         gpus_per_worker: The number of GPUs of each worker: 2, or with their type "a100:2".
@@ -71,6 +73,7 @@ class Slurm:
 
     partition: str | None = None
     time_limit: str | None = None
+    signal_lead_s: int | None = None
     cpus_per_worker: int = 1
     mem_per_worker: str | int | None = None
     gpus_per_worker: int | str = 0
@@ -105,6 +108,9 @@ class Slurm:
                 seconds_of(self.time_limit)
             except (TypeError, ValueError) as error:
                 raise UsageError(f"time_limit: {error}") from error
+        if self.signal_lead_s is not None:
+            # Slurm takes at most 65535.
+            object.__setattr__(self, "signal_lead_s", whole_number("signal_lead_s", self.signal_lead_s, 1, 65535))
         if self.log_dir is not None and not str(self.log_dir).isprintable():
             raise UsageError(
                 f"log_dir must be one line of printable text, because it stands in a script; got {str(self.log_dir)!r}"
