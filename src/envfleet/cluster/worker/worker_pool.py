@@ -78,7 +78,6 @@ class WorkerPool:
         self._collector: Collector | FirstReadyCollector | None = None
         self._has_ended: Array = np.zeros(0, np.bool_)  # [num_envs]: envs whose next step is a reset
         self._episodes = Episodes.NONE
-        self._has_ended: Array  # [N] bool: envs whose next step is a reset
         self._build()
 
     def close(self) -> None:
