@@ -124,8 +124,8 @@ def test_games_of_ale_py_are_cloned_if_no_action_is_sticky(chance):
 
 
 def test_a_state_is_small():
-    """The screens compress well: 1,024 games are some megabytes."""
+    """The screens compress well; of 37 kB the last observation is 28."""
     with envfleet.make("Pong-v5", 1, backend="serial") as envs:
         envs.reset(seed=0)
         envs.step(np.array([1]))
-        assert len(envs.get_state()[0].state) < 20_000
+        assert len(envs.get_state()[0].state) < 45_000
