@@ -75,6 +75,11 @@ class Memory(threading.Thread):
         two rollouts of 50 MB, kept to be used again), and the two alternate. The head had the same 242 MB in large
         blocks whenever it was idle, from second 40 to second 190 (the agent, its pickle, two versions of the weights);
         malloc's heap, from which libzmq has its frames, went from 24 to 54 MB there, 33 MB of which were free.
+
+        On 2026-11-18, on a machine with a load of 20, 600 s (seed 24) and 420 s (seed 25) gave +124 and +195 MB. In the
+        second run that was a worker of two minutes, which waited for its first weights in the first of them. The least
+        that the head held in each minute: 197, 209, 341, 340, 349, 377, 360, 306, 295 MB, and 198, 217, 217, 352, 317,
+        301 MB: two or three payloads more from the third minute on, and no growth after that.
         """
         growths = [0]
         for series in self.series.values():
