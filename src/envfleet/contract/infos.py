@@ -104,7 +104,8 @@ class InfoTable:
 
     def add_rows(self, infos: Mapping[int, Mapping[str, Any]]) -> None:
         """Add the columns of single infos, given by row. They replace columns of the same name."""
-        self.columns |= InfoTable.from_rows(infos, self.num_rows).columns
+        if infos:
+            self.columns |= InfoTable.from_rows(infos, self.num_rows).columns
 
     def add_errors(self, rows: Array, reason: str, last_obs: Sequence[Any] | None = None) -> None:
         """Say in `rows` that their envs failed.
@@ -219,7 +220,7 @@ class InfoTable:
 
 def _object_column(values: Mapping[int, Any], num_rows: int) -> Array:
     """A column of objects, given by row; None in all other rows."""
-    column = np.full(num_rows, fill_value=None, dtype=object)
+    column = np.empty(num_rows, object)  # of None
     for row, value in values.items():
         column[row] = value
     return column

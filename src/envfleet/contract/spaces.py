@@ -72,10 +72,12 @@ class SpaceTree:
         Returns:
             The value in the form of the space.
         """
-        return _unflatten(self.space, iter(leaf_values))
+        return leaf_values[0] if self.is_one_array else _unflatten(self.space, iter(leaf_values))
 
     def each_row(self, batch: Any, rows: Iterable[int]) -> list[Any]:
         """The values of single rows of a batch; arrays are views of it."""
+        if self.is_one_array:
+            return [batch[row] for row in rows]
         columns = self.flatten(batch)
         return [self.unflatten([column[row] for column in columns]) for row in rows]
 

@@ -96,11 +96,11 @@ class TorchPolicy:
             return self._acted(obs, actions, log_probs, values)
 
     def _acted(self, obs: Any, actions: Any, log_probs: Any, values: Any) -> Acted:
+        """Tensors as arrays; called in inference mode."""
         border, num_rows = self._border, num_rows_of(obs)
-        with self._torch.inference_mode():
-            taken = border.arrays(actions)
-            rows = None if log_probs is None else border.rows(log_probs, num_rows, "log_probs")
-            extras = {} if values is None else {"values": border.rows(values, num_rows, "values")}
+        taken = border.arrays(actions)
+        rows = None if log_probs is None else border.rows(log_probs, num_rows, "log_probs")
+        extras = {} if values is None else {"values": border.rows(values, num_rows, "values")}
         if rows is not None:
             border.require_no_nan(rows, obs, "log-probs")
         return Acted(taken, rows, extras)

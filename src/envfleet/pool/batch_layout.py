@@ -7,10 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from envfleet._native import core
 from envfleet.contract.arrays import Array
 from envfleet.contract.spaces import SpaceTree
 
 Column = tuple[np.dtype[Any], tuple[int, ...]]  # dtype, shape of one row
+
+# Flags of rows as plain numbers: NumPy takes about five times as long for an array & a member of an enum.
+HAS_FINAL, HAS_OBJECTS, FAILED = int(core.RowFlag.HAS_FINAL), int(core.RowFlag.HAS_OBJECTS), int(core.RowFlag.FAILED)
 
 _ALIGNMENT = 64  # a cache line, so that no two arrays share one
 

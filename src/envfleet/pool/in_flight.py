@@ -10,6 +10,13 @@ from envfleet.contract.arrays import IntArray
 from envfleet.contract.errors import EnvBusy, NothingToReceive, UsageError
 from envfleet.contract.pool_config import Line, PoolConfig
 
+# Bound once: looking up a member of an enum takes 0.1 us, and each batch needs several.
+_FULL = Line.FULL
+_NO_SUCH_ENV, _NAMED_TWICE, _BUSY = (
+    core.SendProblem.NO_SUCH_ENV,
+    core.SendProblem.NAMED_TWICE,
+    core.SendProblem.BUSY,
+)
 _NO_ENVS: IntArray = np.zeros(0, np.int32)
 
 
@@ -25,6 +32,7 @@ class InFlight:
         """Nothing is in flight; `steps_some`: the backend can step some envs while the others stand still."""
         self.line = config.line
         self._config = config
+        self._is_synchronous = config.line is _FULL
         self._steps_some = steps_some
         self._flight = core.Flight(config.num_envs)
         self._chosen: list[IntArray] = []  # synchronous pools: what was sent since the last batch, if not all at once
@@ -53,7 +61,7 @@ class InFlight:
 
     def chose(self, env_ids: IntArray) -> None:
         """The caller named these envs: in a synchronous pool, the next batch is for them and has their order."""
-        if self._config.line is Line.FULL:
+        if self._is_synchronous:
             self._chosen.append(env_ids.copy())
 
     def chosen_env_ids(self) -> IntArray:
@@ -69,7 +77,7 @@ class InFlight:
     def pad(self) -> IntArray:
         """Idle envs that are to fill the next batch of an asynchronous pool: they are in flight from now on."""
         num_missing = self._config.rows - self._flight.num_in_flight
-        if self.line is Line.FULL or num_missing <= 0:
+        if self.line is _FULL or num_missing <= 0:
             return _NO_ENVS
         self._padding = self.other_env_ids()[:num_missing]
         self._flight.sent(self._padding)
@@ -82,7 +90,7 @@ class InFlight:
 
     def landed(self, env_ids: IntArray) -> bool:
         """The next batch was received, with these envs. Is it one with a row for each env?"""
-        if self.line is Line.FULL:
+        if self.line is _FULL:
             self.landed_all()
             return True
         self._flight.landed(env_ids)
@@ -109,11 +117,11 @@ class InFlight:
             ids = np.clip(ids, -1, num_envs)  # so that no number becomes another one
         env_ids: IntArray = np.ascontiguousarray(ids, dtype=np.int32)
         problem = self._flight.check(env_ids)
-        if problem is core.SendProblem.NO_SUCH_ENV:
+        if problem is _NO_SUCH_ENV:
             raise UsageError(f"{name} must be between 0 and {num_envs - 1}; got {np.asarray(env_id).tolist()}")
-        if problem is core.SendProblem.NAMED_TWICE:
+        if problem is _NAMED_TWICE:
             raise UsageError(f"{name} names an env twice: {env_ids.tolist()}")
-        if problem is core.SendProblem.BUSY:
+        if problem is _BUSY:
             busy = sorted(set(env_ids.tolist()) & set(self.env_ids))
             raise EnvBusy(f"envs {busy} have results to come: receive them before sending again")
         return env_ids
@@ -121,7 +129,7 @@ class InFlight:
     def require_batch(self, num_more: int = 0) -> None:
         """Raise NothingToReceive unless a batch will be full, once `num_more` envs are sent."""
         num_in_flight = self._flight.num_in_flight + num_more
-        if self._config.line is Line.FULL and self._steps_some:
+        if self._is_synchronous and self._steps_some:
             if not num_in_flight:
                 raise NothingToReceive("no env is in flight: send() actions first")
         elif num_in_flight < self._config.rows:

@@ -85,7 +85,7 @@ class Collector:
             self._episodes.add(rewards)
             ended = terminated | truncated
             if ended.any():
-                rows = np.flatnonzero(ended)
+                rows = ended.nonzero()[0]
                 steps = [t] * len(rows)
                 final_obs = recorder.final_obs(info, num_envs, rows, steps, rows)
                 infos.write_finals(rows, info)
@@ -112,21 +112,22 @@ class Collector:
         return self._memory
 
     def _arrays(self, policy: Policy, memory: PolicyState, recorder: Recorder, finals: Finals) -> dict[str, Array]:
-        arrays = recorder.arrays(finals)
+        final_leaves = finals.leaves(self._obs_tree)
+        arrays = recorder.arrays(finals, final_leaves)
         if "extra.values" in arrays:
             next_values = values_of(policy, self._obs, memory.argument(), self._pool.num_envs)
             if next_values is not None:
                 arrays["next_values"] = next_values
-                arrays["final_values"] = final_values(policy, self._obs_tree, finals)
+                arrays["final_values"] = final_values(policy, self._obs_tree.unflatten(final_leaves), finals)
         return arrays
 
 
-def final_values(policy: Policy, obs_tree: SpaceTree, finals: Finals) -> Any:
+def final_values(policy: Policy, final_obs: Any, finals: Finals) -> Any:
     """[F] float32: what the policy thinks of the last observations of episodes."""
     num_finals = len(finals.ends)
     if not num_finals:
         return np.zeros(0, np.float32)
-    return checked_values(policy, obs_tree.unflatten(finals.leaves(obs_tree)), finals.state(), num_finals)
+    return checked_values(policy, final_obs, finals.state(), num_finals)
 
 
 def require_actions(checks: RowChecks, recorder: Recorder) -> None:

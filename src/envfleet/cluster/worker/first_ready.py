@@ -205,7 +205,8 @@ class FirstReadyCollector:
             columns.next_values[own] = next_values
             its_columns = set(own.tolist())
             ends = Finals([end for end in columns.finals.ends if end.column in its_columns])
-            for end, value in zip(ends.ends, final_values(policy, self._obs_tree, ends).tolist(), strict=True):
+            final_obs = self._obs_tree.unflatten(ends.leaves(self._obs_tree))
+            for end, value in zip(ends.ends, final_values(policy, final_obs, ends).tolist(), strict=True):
                 end.value = value
         columns.finish(full)
 
@@ -218,7 +219,7 @@ class FirstReadyCollector:
         recorder = columns.recorder.only(own) if self._stream else columns.recorder
         finals = columns.finals.take(own)
         require_actions(self._checks, recorder)
-        arrays = recorder.arrays(finals)
+        arrays = recorder.arrays(finals, finals.leaves(self._obs_tree))
         if columns.has_values:
             arrays["next_values"] = columns.next_values[own]
             arrays["final_values"] = finals.values

@@ -6,7 +6,7 @@ from envfleet.cluster.info_choice import MOST_INFO_BYTES, InfoChoice
 from envfleet.cluster.wire.info_arrays import packed
 from envfleet.cluster.wire.messages import RolloutInfos
 from envfleet.contract.arrays import Array
-from envfleet.contract.info_store import InfoBudget, InfoStore
+from envfleet.contract.info_store import NOT_INFOS, InfoBudget, InfoStore
 from envfleet.contract.infos import Infos, InfoTable
 
 FIRST_NUM_FINALS = 16  # room for the ends of episodes; it grows
@@ -31,7 +31,7 @@ class InfoRecorder:
             rows: [B] int: the env of each row of the batch; None: all envs in their order.
             infos: Columns of B rows, and their masks.
         """
-        if self._is_off or not infos:
+        if self._is_off or infos.keys() <= NOT_INFOS:  # of most envs: empty, or what is left of ended episodes
             return
         num_envs = self._shape[1]
         if rows is None:

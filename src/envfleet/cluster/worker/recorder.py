@@ -84,11 +84,10 @@ class Recorder:
         An env that could not even be reset after it failed has shown nothing new.
         """
         final = InfoTable(num_rows, info).final_obs
+        shown = [None if final is None else final[row] for row in rows.tolist()]
         return [
-            self._obs_tree.unflatten([leaf[step, column] for leaf in self.obs])
-            if final is None or final[row] is None
-            else final[row]
-            for row, step, column in zip(rows, steps, columns, strict=True)
+            self._obs_tree.unflatten([leaf[step, column] for leaf in self.obs]) if obs is None else obs
+            for obs, step, column in zip(shown, steps, columns, strict=True)
         ]
 
     def only(self, columns: Array) -> Recorder:
@@ -113,8 +112,13 @@ class Recorder:
             self.extras[name] = np.empty((*self._shape, *array.shape[1:]), array.dtype)
         self._has_room = True
 
-    def arrays(self, finals: Finals) -> dict[str, Array]:
-        """All arrays under the names they have on the wire. Stacked frames are sent once, not for each place."""
+    def arrays(self, finals: Finals, final_leaves: Sequence[Array]) -> dict[str, Array]:
+        """All arrays under the names they have on the wire. Stacked frames are sent once, not for each place.
+
+        Args:
+            finals: The ends of episodes.
+            final_leaves: Their last observations, as finals.leaves() returns them.
+        """
         arrays: dict[str, Array] = {f"action.{index}": column for index, column in enumerate(self.actions)}
         if self.log_probs is not None:
             arrays["log_probs"] = self.log_probs
@@ -122,7 +126,7 @@ class Recorder:
         arrays |= {"rewards": self.rewards, "terminated": self.terminated, "truncated": self.truncated}
         arrays |= finals.arrays
         steps, columns = arrays["final_steps"], arrays["final_envs"]
-        for index, (leaf, final) in enumerate(zip(self.obs, finals.leaves(self._obs_tree), strict=True)):
+        for index, (leaf, final) in enumerate(zip(self.obs, final_leaves, strict=True)):
             packed = stacks.pack(f"obs.{index}", leaf) if stacks.is_stack(leaf.shape[2:], leaf.dtype) else None
             if packed is None:
                 arrays |= {f"obs.{index}": leaf, f"final_obs.{index}": final}
@@ -143,8 +147,12 @@ class RunningEpisodes:
 
     def add(self, rewards: Array, envs: Array | slice = ALL) -> None:
         """Count a step of these envs."""
-        self._returns[envs] += rewards
-        self._lengths[envs] += 1
+        if envs is ALL:  # in place: less than half of the time
+            self._returns += rewards
+            self._lengths += 1
+        else:
+            self._returns[envs] += rewards
+            self._lengths[envs] += 1
 
     def end(self, envs: Array) -> tuple[list[float], list[int], list[float]]:
         """Returns, lengths and seconds of the episodes of these envs, which begin others now."""
@@ -188,8 +196,7 @@ class Finals:
         for name, rows in state.items():
             for each, row in zip(states, rows, strict=True):
                 each[name] = row
-        ended = zip(steps, columns.tolist(), obs, states, *episodes.end(envs), strict=True)
-        self.ends.extend(Final(*each) for each in ended)
+        self.ends.extend(map(Final, steps, columns.tolist(), obs, states, *episodes.end(envs)))
 
     def take(self, columns: Array) -> Finals:
         """Remove the ends in some columns and return them, with the positions of these columns as columns."""
@@ -210,6 +217,9 @@ class Finals:
         """The last observations, each leaf [F, ...]."""
         columns = [np.empty((len(self.ends), *leaf.shape), leaf.dtype) for leaf in tree.leaves]
         for row, end in enumerate(self.ends):
+            if tree.is_one_array:
+                columns[0][row] = end.obs
+                continue
             for column, value in zip(columns, tree.flatten(end.obs), strict=True):
                 column[row] = value
         return columns

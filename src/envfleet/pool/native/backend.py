@@ -24,7 +24,7 @@ from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.contract.state import EnvState
 from envfleet.pool.backend import StepAtOnce
-from envfleet.pool.batch_layout import Column, columns_of
+from envfleet.pool.batch_layout import FAILED, HAS_FINAL, Column, columns_of
 from envfleet.pool.guard import Failure
 from envfleet.pool.native.failures import Asked, NativeFailures, Place
 from envfleet.pool.native.registry import NativeChoice
@@ -145,7 +145,7 @@ class NativeBackend:
                 return batch
             arrays = self._pool.arrays(line, received.buffer, batch.env_ids.base)
             if self._failures.any_counted:
-                has_failed = (arrays.row_flags & core.RowFlag.FAILED) != 0
+                has_failed = (arrays.row_flags & FAILED) != 0
                 self._forgive(batch.env_ids[(batch.terminated | batch.truncated) & ~has_failed])
             self._held = self._settle(batch, line, received.buffer, arrays)
         if self._unheard:
@@ -279,7 +279,8 @@ class NativeBackend:
         row_flags, lease = arrays.row_flags, arrays.row_flags.base
         infos: dict[int, Info] = {}  # of failed rows: C++ does not know them
         final_infos: dict[int, Info] = {}
-        for row in np.flatnonzero(row_flags & core.RowFlag.FAILED).tolist():
+        failed_rows = (row_flags & FAILED).nonzero()[0].tolist()
+        for row in failed_rows:
             env_id = int(batch.env_ids[row])
             last_obs = self._obs_tree.unflatten([column[row].copy() for column in arrays.obs])
             asked = Asked(self._seeds[env_id], self._reset_seeds[env_id], self._options)
@@ -292,18 +293,20 @@ class NativeBackend:
             self._write_obs(transition, arrays, row)
             if transition.info:
                 infos[row] = transition.info
-            row_flags[row] = core.RowFlag.HAS_FINAL if transition.has_final else 0
+            row_flags[row] = HAS_FINAL if transition.has_final else 0
             if transition.final_info:
                 final_infos[row] = transition.final_info
-        table = InfoTable(len(row_flags), self._pool.infos(line, buffer, lease, False))
+        if failed_rows:  # some may have been reset since
+            batch = batch._replace(infos=self._pool.infos(line, buffer, lease, False))
+        table = InfoTable(len(row_flags), batch.infos)
         table.add_rows(infos)
-        final_rows = np.flatnonzero(row_flags & core.RowFlag.HAS_FINAL)
+        final_rows = (row_flags & HAS_FINAL).nonzero()[0]
         if len(final_rows):
             finals = InfoTable(len(row_flags), self._pool.infos(line, buffer, lease, True))
             finals.add_rows(final_infos)
             final_obs = self._obs_tree.unflatten(arrays.final_obs)
             table.add_finals(final_rows, self._obs_tree.each_row(final_obs, final_rows.tolist()), finals)
-        return batch._replace(infos=table.columns)
+        return batch
 
     def _write_obs(self, transition: Transition, arrays: core.BatchArrays, row: int) -> None:
         if transition.obs is not None:

@@ -20,6 +20,7 @@ from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.backend import StepAtOnce
+from envfleet.pool.batch_layout import HAS_FINAL, HAS_OBJECTS
 from envfleet.pool.building import EnvBuilder
 from envfleet.pool.process import child as process_child
 from envfleet.pool.process.change_channel import ChangeSender
@@ -192,8 +193,8 @@ class ProcessBackend:
 
     def _extras(self, env_ids: Array, row_flags: Array) -> dict[int, Extras]:
         extras: dict[int, Extras] = {}
-        for row in np.flatnonzero(row_flags & core.RowFlag.HAS_OBJECTS).tolist():
-            has_final = bool(row_flags[row] & core.RowFlag.HAS_FINAL)
+        for row in np.flatnonzero(row_flags & HAS_OBJECTS).tolist():
+            has_final = bool(row_flags[row] & HAS_FINAL)
             extras[row] = self._extras_of(int(env_ids[row]), has_final)
         return extras
 

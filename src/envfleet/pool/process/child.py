@@ -23,6 +23,7 @@ from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.results import ObservationCheck
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvTraits
+from envfleet.pool.batch_layout import FAILED, HAS_FINAL, HAS_OBJECTS
 from envfleet.pool.building import EnvBuilder, take_or_build
 from envfleet.pool.guard import Failure, GuardedEpisode
 from envfleet.pool.pickling import picklable_part, pickled
@@ -299,21 +300,23 @@ class ChildProcess:
 
         That is another one where an observation has parts that cannot be pickled: its env has failed.
         """
+        extras = self._writer.extras(episode, transition)
+        if extras is None:  # nearly always
+            return 0, transition
         remedies = iter((episode.refuse, episode.give_up))
-        while True:
-            extras = self._writer.extras(episode, transition)
-            if extras is None:
-                return 0, transition
+        while extras is not None:
             try:
                 self._put(self._windows.result(env_id), extras)
             except FileClosed:
                 raise
             except Exception as error:
                 transition = next(remedies)(error)
+                extras = self._writer.extras(episode, transition)
             else:
-                has_final = core.RowFlag.HAS_FINAL if transition.has_final else 0
-                failed = 0 if extras.failure is None else core.RowFlag.FAILED
-                return core.RowFlag.HAS_OBJECTS | has_final | failed, transition
+                has_final = HAS_FINAL if transition.has_final else 0
+                failed = 0 if extras.failure is None else FAILED
+                return HAS_OBJECTS | has_final | failed, transition
+        return 0, transition
 
     def _put(self, window: int, extras: Extras) -> None:
         try:

@@ -29,9 +29,11 @@ class InfoColumns:
 
     def rest_of(self, info: dict[str, Any]) -> dict[str, Any]:
         """The part of an info that was not declared, which travels as an object."""
+        if not self._names:
+            return info
         if info.keys() == self._names:
             return {}
-        return {name: value for name, value in info.items() if name not in self._names} if self._names else info
+        return {name: value for name, value in info.items() if name not in self._names}
 
     def write(self, info: Mapping[str, Any], columns: Sequence[tuple[Array, Array]], row: int) -> None:
         """Write the numbers of a row. Raises WrongResult for what is no such number."""
