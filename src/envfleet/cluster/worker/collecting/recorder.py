@@ -160,7 +160,7 @@ class RunningEpisodes:
 
     def add(self, rewards: Array, envs: Array | slice = ALL) -> None:
         """Count a step of these envs."""
-        if envs is ALL:  # in place: a third of the time
+        if envs is ALL:  # in place: less than half of the time
             self._returns += rewards
             self._lengths += 1
         else:
