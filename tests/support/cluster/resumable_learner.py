@@ -78,7 +78,8 @@ class NumpyLearner:
 
     def update(self, cluster):
         rollout = cluster.rollout(self.agent, NUM_STEPS, **self.asks)
-        self.digests.append(rollout_digest(rollout))
+        divergences = [each.divergence for each in cluster.stats().workers]
+        self.digests.append(digest([rollout_digest(rollout), divergences]))
         self.learn(rollout, signal_of(rollout))
 
     def learn(self, rollout, signal):
