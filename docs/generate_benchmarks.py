@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
-SCRIPTS = ("pool", "simulators", "time_shares", "policy_loop", "first_ready", "cluster", "sync")
+SCRIPTS = ("pool", "simulators", "time_shares", "policy_loop", "first_ready", "cluster", "sync", "releases")
 
 
 @dataclass(frozen=True, slots=True)
