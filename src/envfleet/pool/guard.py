@@ -105,10 +105,10 @@ class TaskClock(Protocol):
 
 
 class _NoClock:
-    """Nobody measures."""
+    """The clock of a backend in which no task is timed."""
 
     def renew(self, *, is_building: bool = False) -> None:
-        """See TaskClock."""
+        """Does nothing: no task is timed."""
 
 
 _NO_CLOCK = _NoClock()

@@ -153,15 +153,15 @@ class SerialBackend:
         return self.traits.why_no_states
 
     def state_names(self, env_ids: Sequence[int]) -> list[str]:
-        """See Backend."""
+        """Name the kinds of states that fit these envs."""
         return self._on_episodes(GuardedEpisode.state_name, {env_id: () for env_id in env_ids})
 
     def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
-        """See Backend."""
+        """Save the states of these envs, in their order."""
         return self._on_episodes(GuardedEpisode.save, {env_id: () for env_id in env_ids})
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
-        """See Backend."""
+        """Put these envs back into saved states."""
         self._on_episodes(GuardedEpisode.restore, {i: (state,) for i, state in zip(env_ids, states, strict=True)})
 
     def switch_autoreset(self, mode: Autoreset) -> bool:

@@ -66,7 +66,7 @@ class SavedWorker(_Saved):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedHead(_Saved):
-    """What the head knows."""
+    """What the head knows of a run, as a checkpoint has it."""
 
     code_id: int
     version: int
@@ -80,7 +80,7 @@ class SavedHead(_Saved):
 
     @classmethod
     def of_tree(cls, tree: Any) -> Self:
-        """See above."""
+        """Make the value again from its tree."""
         workers = [SavedWorker.of_tree(each) for each in tree["workers"]]
         return super(SavedHead, cls).of_tree({**tree, "workers": workers})
 
@@ -144,7 +144,7 @@ class SavedRun(_Saved):
 
     @classmethod
     def of_tree(cls, tree: Any) -> Self:
-        """See above."""
+        """Make the value again from its tree."""
         try:
             parts = {"form": SavedForm.of_tree(tree["form"]), "head": SavedHead.of_tree(tree["head"])}
         except (TypeError, KeyError) as error:
@@ -175,7 +175,7 @@ class SavedRun(_Saved):
 
 
 def saved_space(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as a tree."""
+    """Describe a space as a tree of plain values."""
     described, arrays = describe_space(space, "space")
     return {"space": described, "arrays": dict(arrays)}
 

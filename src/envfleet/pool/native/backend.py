@@ -211,11 +211,11 @@ class NativeBackend:
     why_no_states: str | None = None
 
     def state_names(self, env_ids: Sequence[int]) -> list[str]:
-        """See Backend."""
+        """Name the kinds of states that fit these envs."""
         return [self._choice.name] * len(env_ids)
 
     def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
-        """See Backend."""
+        """Save the states of these envs, in their order."""
         states = []
         for env_id in env_ids:
             generator = self._pool.generator(env_id)
@@ -226,7 +226,7 @@ class NativeBackend:
         return states
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
-        """See Backend."""
+        """Put these envs back into saved states."""
         size = len(self._pool.get_state(0).state)
         for state in states:
             if len(state.state) != size:
@@ -259,7 +259,7 @@ class NativeBackend:
         raise NotImplementedError
 
     def call_while_waiting(self, look: Callable[[], None]) -> None:
-        """See Backend."""
+        """Call `look` now and then while envs are at work."""
         self._while_waiting = look
 
     def close(self, terminate: bool = False) -> None:

@@ -172,22 +172,22 @@ class ProcessBackend:
         return self.traits.why_no_states
 
     def state_names(self, env_ids: Sequence[int]) -> list[str]:
-        """See Backend."""
+        """Name the kinds of states that fit these envs."""
         return self._on_episodes("state_name", {env_id: () for env_id in env_ids}, "look at their envs")
 
     def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
-        """See Backend."""
+        """Save the states of these envs, in their order."""
         return self._on_episodes("save", {env_id: () for env_id in env_ids}, "save the states of their envs")
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
-        """See Backend."""
+        """Put these envs back into saved states."""
         arguments = {env_id: (state,) for env_id, state in zip(env_ids, states, strict=True)}
         self._on_episodes("restore", arguments, "restore the states of their envs")
 
     why_no_giving_up: str | None = None
 
     def give_up(self, env_ids: Sequence[int]) -> None:
-        """See Backend."""
+        """End the steps of envs that hang, and build those envs anew."""
         self._late.give_up(env_ids, self._config)
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
@@ -196,7 +196,7 @@ class ProcessBackend:
         return True
 
     def call_while_waiting(self, look: Callable[[], None]) -> None:
-        """See Backend."""
+        """Call `look` now and then while envs are at work."""
         self._children.while_waiting = look
 
     def close(self, terminate: bool = False) -> None:

@@ -54,7 +54,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     def is_for(self, env_id: int) -> bool:
-        """Is this env meant?"""
+        """Whether this task is for the env."""
         return env_id in self.env_ids
 
     def answer(self, env_id: int, episode: GuardedEpisode) -> Any:
@@ -69,11 +69,11 @@ class SetAttr(NamedTuple):
     values: dict[int, Any]  # by env id
 
     def is_for(self, env_id: int) -> bool:
-        """Is this env meant?"""
+        """Whether this task is for the env."""
         return env_id in self.values
 
     def answer(self, env_id: int, episode: GuardedEpisode) -> None:
-        """Nothing."""
+        """Set the attribute; the answer is None."""
         set_attribute(episode.env, self.name, self.values[env_id])
 
 
@@ -87,7 +87,7 @@ class OnEpisodes(NamedTuple):
     arguments: dict[int, tuple[Any, ...]]  # by env id
 
     def is_for(self, env_id: int) -> bool:
-        """Is this env meant?"""
+        """Whether this task is for the env."""
         return env_id in self.arguments
 
     def answer(self, env_id: int, episode: GuardedEpisode) -> Any:

@@ -38,7 +38,7 @@ _READY, _NEWS = core.Waiting.READY, core.Waiting.NEWS
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """What is called while waiting if nothing is wanted."""
 
 
 class Children:

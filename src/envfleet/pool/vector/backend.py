@@ -215,7 +215,7 @@ class VectorBackend:
 
     @property
     def why_no_states(self) -> str | None:
-        """See Backend."""
+        """Say why states of these envs cannot be saved."""
         return (
             f"{type(self._vector.env.unwrapped).__name__} does not save the states of its envs: make a pool of single "
             "envs with backend='process', or of native ones"
@@ -226,11 +226,11 @@ class VectorBackend:
         raise NotImplementedError
 
     def get_state(self, env_ids: Sequence[int]) -> list[EnvState]:
-        """See Backend."""
+        """Save the states of these envs, in their order."""
         raise NotImplementedError
 
     def set_state(self, env_ids: Sequence[int], states: Sequence[EnvState]) -> None:
-        """See Backend."""
+        """Put these envs back into saved states."""
         raise NotImplementedError
 
     why_no_giving_up = SAME_THREAD
