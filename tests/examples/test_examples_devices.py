@@ -26,7 +26,7 @@ def test_device_and_checkpoint(fake_gpu, monkeypatch, tmp_path, name):
     with fake_gpu.counted_copies() as copies:
         assert run_example(monkeypatch, name, *flags) == 0
     assert copies.to_device > 0 and copies.to_host > 0
-    assert run_example(monkeypatch, name, *flags, "--total-steps", "480") == 0
+    assert run_example(monkeypatch, name, *flags, "--total-steps", "80" if name == "sac" else "480") == 0
 
 
 def test_local(fake_gpu, monkeypatch, tmp_path):
