@@ -95,7 +95,7 @@ def train(settings: Settings, pool: VectorEnv[Any, Any, Any], display: Bar) -> T
             is_real[t] = ~ended[t - 1]  # at t = 0, row -1 is the last of the rollout before
             with torch.no_grad():
                 actions[t] = torch.multinomial(agent.log_probs(obs[t]).exp(), 1).squeeze(-1)
-            next_obs, step_rewards, terminations, truncations, info = envs.step(actions[t].numpy(force=True))
+            next_obs, step_rewards, terminations, truncations, info = envs.step(actions[t].cpu().numpy())
             obs[t + 1] = torch.tensor(next_obs)
             rewards[t] = torch.tensor(step_rewards)
             terminated[t] = torch.tensor(terminations)

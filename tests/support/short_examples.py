@@ -14,7 +14,7 @@ SHORT_FLAGS = {
     "dqn": "--total-steps 160 --learning-starts 64 --buffer-size 100 --num-hidden 16",
     "sac": "--total-steps 60 --learning-starts 40 --buffer-size 100 --num-hidden 16",
     "impala": "--total-steps 400 --num-rollout-steps 16 --num-hidden 16",
-    "curriculum": "--total-steps 300 --num-rollout-steps 16",
+    "curriculum": "--total-steps 300 --num-rollout-steps 16 --num-epochs 1 --num-minibatches 2",
 }
 
 

@@ -92,6 +92,7 @@ def test_a_cluster_is_started_for_a_run_and_ended_with_it(folder):
     wait_until(lambda: ray_processes() == [], "Ray is gone", 30)
 
 
+@pytest.mark.timeout(300)
 def test_from_a_laptop_to_ray(folder):
     (folder / "train.py").write_text(program_of("laptop_to_cluster.md"))
     (command,) = commands_of("laptop_to_cluster.md", "On Ray")

@@ -50,6 +50,7 @@ def test_the_page_can_be_followed(plain_slurm, tmp_path, shell):
     wait_until(lambda: not plain_slurm.queue(), "the queue is empty")
 
 
+@pytest.mark.timeout(300)
 def test_from_a_laptop_to_slurm(plain_slurm, tmp_path, shell):
     """Each command goes on where the one before has ended: here, with workers on Slurm, as a job."""
     page = "laptop_to_cluster.md"
