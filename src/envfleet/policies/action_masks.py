@@ -112,6 +112,7 @@ class ActionMasks:
             env_id: np.frombuffer(each["mask"], np.bool_).reshape(each["mask_shape"])
             for env_id, each in running.items()
         }
+        self._infos = None  # they are of other observations
         (self._key,) = keys
         if len(masks) < self._num_envs and self._current is not None:
             masks = {**dict(enumerate(self._current)), **masks}

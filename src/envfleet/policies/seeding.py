@@ -44,8 +44,7 @@ def random_states() -> dict[str, Any]:
     }
     torch = sys.modules.get("torch")
     if torch is not None:
-        of_torch = torch_states.random_states(torch)
-        states["torch"] = {kind: [state.numpy().tobytes() for state in each] for kind, each in of_torch.items()}
+        states["torch"] = torch.get_rng_state().numpy().tobytes()  # the CPU's: a resumed worker may have other devices
     return states
 
 
@@ -65,11 +64,7 @@ def set_random_states(states: Mapping[str, Any]) -> bool:
         np.random.set_state(tuple(states["numpy"]))
     torch = sys.modules.get("torch")
     if "torch" in states and torch is not None:
-        tensors = {
-            kind: [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in each]
-            for kind, each in states["torch"].items()
-        }
-        torch_states.set_random_states(torch, tensors)
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
     return "torch" not in states or torch is not None
 
 

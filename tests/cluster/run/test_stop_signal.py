@@ -18,6 +18,9 @@ def send(number):
 def handlers_are_put_back():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     yield
+    noted = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if isinstance(noted, StopSignal) and noted.number == signal.SIGTERM:  # once it came, it stays noted
+        signal.signal(signal.SIGTERM, before[0])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
 
 
@@ -108,3 +111,11 @@ def test_in_another_thread_nothing_happens():
     thread.start()
     thread.join(10)
     assert stops[0].exit_code == 0
+
+
+def test_sigterm_that_is_passed_on_again_while_the_cluster_closes(checkpoint):
+    with StopSignal(checkpoint) as stop:
+        send(signal.SIGTERM)
+        checkpoint.write_text("saved")
+    send(signal.SIGTERM)  # would end this process
+    assert stop.exit_code == 75

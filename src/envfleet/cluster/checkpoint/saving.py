@@ -41,6 +41,7 @@ class StatesOfWorkers:
         ready = [record.worker for record in self._fleet if record.is_ready]
         waited_for = self._head.issue(dict.fromkeys(ready, order))
         states: dict[int, SavedState] = {}
+        members = {worker: self._fleet[worker].member for worker in ready}
         try:
             begun_s = time.monotonic()
             while waited_for:
@@ -61,6 +62,8 @@ class StatesOfWorkers:
             for worker, number in waited_for.items():
                 self._head.cancel_aside(worker, number)
             del activity
+        # A process that has come meanwhile begins anew: what another one was does not fit it.
+        states = {worker: each for worker, each in states.items() if self._fleet[worker].member is members[worker]}
         self._tell(states)
         return states
 

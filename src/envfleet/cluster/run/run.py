@@ -190,7 +190,9 @@ class Run:
             failed = [record for record in self._fleet if record.restore_problem]
             if failed:
                 raise CheckpointError(
-                    f"{failed[0]} cannot go on where the checkpoint has it: {failed[0].restore_problem}"
+                    f"{failed[0]} cannot go on where the checkpoint has it: {failed[0].restore_problem}. Use the same "
+                    "backend, wrappers and env_states as the run that saved it; or begin anew without resume, and take "
+                    "weights and extra from envfleet.load_checkpoint(path)"
                 )
             self._raise_if_hopeless(len(self._fleet) - 1)
             return not any(record.is_ready and record.to_restore is not None for record in self._fleet)

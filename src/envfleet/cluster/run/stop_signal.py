@@ -80,8 +80,10 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Have signals do again what they did before."""
+        """Have signals do again what they did before; but SIGTERM, once it came, stays noted while the cluster closes."""
         for number, handler in self._before.items():
+            if number == signal.SIGTERM and self._first_term_s is not None:
+                continue  # the job's script may pass it on once more: that must not end a learner that has saved
             if signal.getsignal(number) == self._note:  # not if somebody has set another since
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()

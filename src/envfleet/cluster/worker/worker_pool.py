@@ -110,10 +110,9 @@ class WorkerPool:
     def _saved_envs(self) -> tuple[list[dict[str, Any]] | None, str | None]:
         try:
             states = self.envs.get_state()
-        except NotReset:
-            return None, None  # nothing is lost
-        except (UsageError, EnvFailed) as error:
-            return None, None if self._episodes is Episodes.NONE else str(error)
+        except (UsageError, EnvFailed, PoolTimeout) as error:  # PoolTimeout: the pool goes on, its states are missing
+            is_nothing_lost = self._episodes in (Episodes.NONE, Episodes.CUT_SHORT)
+            return None, None if is_nothing_lost else str(error)
         return [{each.name: getattr(state, each.name) for each in fields(state)} for state in states], None
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -122,7 +121,7 @@ class WorkerPool:
         A pool whose envs could not be saved begins anew, with seeds of its own.
         """
         episodes, autoreset = Episodes[saved["episodes"]], Autoreset(saved["autoreset"])
-        if saved["envs"] is None and episodes is not Episodes.NONE:
+        if saved["envs"] is None and episodes not in (Episodes.NONE, Episodes.CUT_SHORT):
             return
         if autoreset is not self._autoreset:
             self._switch_to(autoreset)

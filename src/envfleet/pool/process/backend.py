@@ -114,7 +114,7 @@ class ProcessBackend:
     def recv(self, line: Line, timeout_s: float | None = None) -> StepBatch:
         """Wait for a batch; children that die meanwhile are replaced."""
         begun_s = time.monotonic()
-        if self._gives_up_late:
+        if self._gives_up_late or self._late.has_given_up:
             self._late.glance(self._config, begun_s)
         wait_s = WAIT_SLICE_S if timeout_s is None else min(WAIT_SLICE_S, timeout_s)
         while (waited := self._task_queues.wait_full(line, wait_s)) is not _READY:

@@ -66,6 +66,11 @@ class LateEnvs:
         self._begun_s = 0.0  # when the present wait began
         self._log = WaitLog(logger, 0.0)
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether tasks were given up that have not ended yet."""
+        return bool(self._given_up)
+
     def look(self, begun_s: float, config: PoolConfig, has_own_deadline: bool = False) -> None:
         """Nothing has come for a while in a wait that began at `begun_s`: see to the tasks that are late.
 

@@ -63,6 +63,7 @@ class Collector:
         self._masks = ActionMasks(pool.num_envs, first_infos)
         self._memory: PolicyState | None = None
         self._restored: dict[str, Array] | None = None  # what the policy remembered, until it is built
+        self._anew: set[int] = set()  # envs in other episodes since then
 
     def saved(self) -> SavedCollector:
         """For a checkpoint, between two rollouts."""
@@ -155,13 +156,17 @@ class Collector:
         self._masks.restored(running)
         if self._memory is not None:
             self._memory.forget(np.array(list(running), np.intp))
+        else:
+            self._anew.update(running)
 
     def _memory_of(self, policy: Policy) -> PolicyState:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = PolicyState(policy, self._pool.num_envs)
             if self._restored is not None:
                 self._memory.restore(self._restored)
+                self._memory.forget(np.array(sorted(self._anew), np.intp))
                 self._restored = None
+                self._anew.clear()
         else:
             self._memory.begin_rollout()
         return self._memory

@@ -39,7 +39,7 @@ from envfleet.cluster.worker.collecting.policy_state import (
 from envfleet.cluster.worker.collecting.recorder import Finals, Recorder, RunningEpisodes
 from envfleet.cluster.worker.collecting.unsent_infos import UnsentInfos
 from envfleet.contract.arrays import Array
-from envfleet.contract.errors import UsageError
+from envfleet.contract.errors import StepOnEndedEpisode, UsageError
 from envfleet.contract.infos.table import Infos
 from envfleet.contract.spaces import SpaceTree
 from envfleet.policies.action_masks import ActionMasks
@@ -71,6 +71,7 @@ class FirstReadyCollector:
         self._stream = 0
         self._columns: _Columns | None = None
         self._restored: dict[str, Array] | None = None  # what the policy remembered, until it is built
+        self._anew: set[int] = set()  # envs in other episodes since then
 
     def saved(self) -> SavedCollector:
         """For a checkpoint, when no env is at work. Rows that were not sent are not saved: envs go on behind them."""
@@ -127,6 +128,8 @@ class FirstReadyCollector:
         while self._is_at_work.any():
             try:
                 self._receive(failures)
+            except StepOnEndedEpisode:  # the batch is gone: the caller drops this collector
+                raise
             except UsageError:  # of action masks, after all else was noted
                 self._stream = 0
 
@@ -147,6 +150,8 @@ class FirstReadyCollector:
         self._stream, self._columns = 0, None
         if self._memory is not None:
             self._memory.forget(np.array(list(running), np.intp))
+        else:
+            self._anew.update(running)
 
     # -- inside --
 
@@ -165,7 +170,9 @@ class FirstReadyCollector:
             self._memory, self._num_built = PolicyState(copies.newest, num_envs), copies.num_built
             if self._restored is not None:
                 self._memory.restore(self._restored)
+                self._memory.forget(np.array(sorted(self._anew), np.intp))
                 self._restored = None
+                self._anew.clear()
         per_env = 2 if stream else 1
         num_columns = per_env * num_envs
         recorder = Recorder(self._obs_tree, self._action_tree, num_steps, num_columns, self._spares)
