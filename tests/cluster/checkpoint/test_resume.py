@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -222,11 +223,15 @@ def test_a_checkpoint_is_saved_beside_a_stream(tmp_path, kwargs):
     learner = learner_after(checkpoint)
     with cart_poles(**kwargs, resume=tmp_path / "run.ckpt") as cluster:
         assert cluster.stats().num_steps == saved.num_steps  # with what was collected and not taken
-        rollouts = [rollout for rollout, _ in zip(cluster.stream(learner.agent, NUM_STEPS), range(12), strict=False)]
+        rollouts = [rollout for rollout, _ in zip(cluster.stream(learner.agent, NUM_STEPS), range(40), strict=False)]
         assert cluster.stats().version == 8  # what is published again, and is the same, is no new version
-    lengths = np.concatenate([each.episode_lengths for each in rollouts])
-    first_steps = np.concatenate([each.final_steps for each in rollouts[:2]])
-    assert len(lengths) and (lengths[: len(first_steps)] > first_steps + 1).any()  # they had begun before
+    num_steps, is_longer = Counter(), {}  # by env: of steps since the resume; is its first episode longer than these?
+    for rollout in rollouts:
+        for step, column, length in zip(rollout.final_steps, rollout.final_envs, rollout.episode_lengths, strict=True):
+            env_id = int(rollout.env_ids[column])
+            is_longer.setdefault(env_id, length > num_steps[env_id] + step + 1)
+        num_steps.update(dict.fromkeys(map(int, rollout.env_ids), NUM_STEPS))
+    assert any(is_longer.values())  # those had begun before
 
 
 def learner_after(checkpoint):

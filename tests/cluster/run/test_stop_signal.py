@@ -19,7 +19,7 @@ def handlers_are_put_back():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     yield
     noted = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    if isinstance(noted, StopSignal) and noted.number == signal.SIGTERM:  # once it came, it stays noted
+    if isinstance(noted, StopSignal) and noted.is_set:  # once it came, it stays noted
         signal.signal(signal.SIGTERM, before[0])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
 

@@ -80,7 +80,7 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Have signals do again what they did before; but SIGTERM, once it came, stays noted while the cluster closes."""
+        """Have signals do again what they did before; SIGTERM, once it came, stays noted while the cluster closes."""
         for number, handler in self._before.items():
             if number == signal.SIGTERM and self._first_term_s is not None:
                 continue  # the job's script may pass it on once more: that must not end a learner that has saved
