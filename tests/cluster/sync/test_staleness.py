@@ -42,7 +42,7 @@ class Learner:
         self.accounts = Accounts()
         self.accounts.interrupted(2)  # envs go on where the test before left them
         self.is_dropping = stream.get("on_stale") == "drop"
-        self.max_lag, self.num_taken, self.lags = stream["max_lag"], [0, 0], []
+        self.max_lag, self.num_taken, self.lags, self.num_dropped = stream["max_lag"], [0, 0], [], 0
         self._publish()
         self.stream = envs.stream(self.agent, T, **stream)
 
@@ -57,8 +57,10 @@ class Learner:
             assert rollout.lag <= self.max_lag
             for column, version in enumerate(rollout.versions.tolist()):  # one env each
                 assert (rollout.actions[:, column] == self.action_of[version]).all()
-            if self.is_dropping:
+            num_dropped = sum(self.counted("num_dropped_rollouts"))
+            if self.is_dropping or num_dropped > self.num_dropped:  # their rows are missing, and were counted
                 self.accounts.interrupted(2)
+            self.num_dropped = num_dropped
             self.accounts.add(rollout)
             for worker in rollout.workers.tolist():
                 self.num_taken[worker] += 1
