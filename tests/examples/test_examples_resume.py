@@ -127,7 +127,7 @@ def test_a_stream_goes_on(example, tmp_path):
 
 @pytest.mark.parametrize("example", ["curriculum"], indirect=True)
 def test_goals_stay_where_they_were(example, tmp_path, monkeypatch):
-    few = {"num_mean_episodes": 4, "success_rate": 0.01, "num_rollout_steps": 16, "last_distance": 1.5}
+    few = {"num_mean_episodes": 4, "success_rate": 0.01, "num_rollout_steps": 16, "last_distance": 2.5}
     saved = {"checkpoint": str(tmp_path / "saved"), "resume": "auto", "checkpoint_every_s": 0.0}
     settings = example.Settings(num_workers=2, num_envs_per_worker=4, **few, **saved)
     learn = example.learn
