@@ -13,6 +13,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.testing import assert_array_equal
 
 import envfleet
+from tests.support.waiting import is_running
 
 pytestmark = pytest.mark.slow
 
@@ -340,11 +341,12 @@ def test_a_failed_first_reset_has_objects_for_each_env():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium says that it closes while it waits
 def test_no_child_is_left_when_one_has_died():
-    made = []
+    pids = []  # of each vector env; its process objects are closed with it
 
     def build(num_envs):
-        made.append(async_pickling(num_envs))
-        return made[-1]
+        env = async_pickling(num_envs)
+        pids.append([process.pid for process in env.processes])
+        return env
 
     with make(build) as pool:
         pool.reset()
@@ -352,9 +354,9 @@ def test_no_child_is_left_when_one_has_died():
             pool.step(np.array([2, 0]))
         pool.recv()
         pool.step(GO_ON)
-        assert not any(process.is_alive() for process in made[0].processes)
-        assert all(process.is_alive() for process in made[1].processes)
-    assert not any(process.is_alive() for env in made for process in env.processes)
+        assert not any(map(is_running, pids[0]))
+        assert all(map(is_running, pids[1]))
+    assert not any(is_running(pid) for each in pids for pid in each)
 
 
 def test_what_is_refused_is_closed():
