@@ -15,7 +15,7 @@ from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.support.envs.cluster_envs import Accounts, Agent, CountingEnv
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+pytestmark = pytest.mark.slow
 
 T, CREDIT = 5, 2
 QUICK = {"heartbeat_s": 0.2, "resend_s": 1.0, "timeout_s": 60.0, "backend": "serial", "credit": CREDIT}
@@ -140,16 +140,17 @@ def test_batches_are_side_by_side_as_they_come(envs):
     agent, accounts = Agent(), Accounts()
     accounts.interrupted(2)
     stream = envs.stream(agent, T, num_rollouts=3)
-    workers = set()
-    for _ in range(6):
+    workers, num_batches = set(), 0
+    while num_batches < 6 or (workers != {0, 1} and num_batches < 1000):  # the slow one may be late
         rollout = next(stream)
+        num_batches += 1
         assert rollout.rewards.shape == (T, 3) and rollout.obs.shape == (T, 3, 2) and rollout.next_obs.shape == (3, 2)
         assert rollout.env_ids.tolist() == rollout.workers.tolist()
         assert rollout.versions.shape == rollout.lags.shape == (3,)
         accounts.add(rollout)
         workers |= set(rollout.workers.tolist())
     stream.close()
-    assert workers == {0, 1} and accounts.num_rows == 6 * 3 * T
+    assert workers == {0, 1} and accounts.num_rows == num_batches * 3 * T
 
 
 def test_settings_that_are_refused(envs):
