@@ -13,7 +13,7 @@ from envfleet.contract.errors import UsageError
 class EnvState:
     """All that decides what an env does next: its own state, its place in the episode, its random generator.
 
-    Only the process that runs a Python env unpickles `state`: whoever carries it need not trust it.
+    Only the process that runs a Python env unpickles `state`: processes that carry it need not trust it.
     """
 
     env_name: str  # a state fits only envs of the same kind, built with the same arguments

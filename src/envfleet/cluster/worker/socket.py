@@ -26,7 +26,7 @@ logger = logging.getLogger("envfleet.worker")
 
 FIRST_RESEND_S = 5.0  # until the head has said how long
 BACKGROUND_S = 0.02
-ALONE_S = 2.0  # the worker's own thread has not been here for so long: an env takes its time, or the policy does
+ALONE_S = 2.0  # seconds without a look by the worker's own thread, after which the background thread receives
 CHECK_S = 1.0
 CLOSE_S = 5.0
 

@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 
 NEVER = 1e-12
-LEAST_FRAMES = 240  # a clone takes as long as a frame; so it costs less than 0.5 % of the emulation
+LEAST_FRAMES = 240  # between two clones: one takes about as long as a frame
 
 # For ale_py's own env; ours has a saver.
 WHY_NOT_STICKY = (
