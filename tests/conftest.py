@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -62,6 +63,10 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items):
     """Engines come first, then the longest files."""
+    if any("fake_gpu" in item.fixturenames for item in items if isinstance(item, pytest.Function)):
+        with contextlib.suppress(ImportError):  # without torch, those tests are skipped
+            # torch makes its threads for backward() at the first one, for the devices that it knows by then.
+            importlib.import_module("tests.support.fake_gpu")
     first = [*ENGINES, *LONGEST]
     for item in items:
         if _group_of(item.nodeid) in ENGINES:
@@ -93,6 +98,13 @@ def _group_of(nodeid):
 
 def _place_in(names, name):
     return names.index(name) if name in names else len(names)
+
+
+@pytest.fixture(scope="session")
+def fake_gpu():
+    """The module tests.support.fake_gpu; its device is known to torch from the start (see above)."""
+    pytest.importorskip("torch.utils.backend_registration", reason="torch cannot have a device written in Python")
+    return importlib.import_module("tests.support.fake_gpu")
 
 
 @pytest.fixture(autouse=True)

@@ -103,11 +103,8 @@ def test_a_stale_row_moves_the_learner_where_plain_ppo_would_not():
     assert log_probs.grad.tolist() == [-2.0], "the weight is truncated at 2"
 
 
-def test_another_device_gives_the_same_numbers():
+def test_another_device_gives_the_same_numbers(fake_gpu):
     """Of the device that stands in for a GPU; it refuses tensors of the CPU."""
-    pytest.importorskip("torch.utils.backend_registration")
-    from tests.support import fake_gpu
-
     generator = torch.Generator().manual_seed(0)
     case = {name: torch.randn(6, 3, generator=generator) for name in NAMES}
     case |= {name: torch.rand(6, 3, generator=generator) < 0.3 for name in ("terminated", "truncated")}

@@ -30,18 +30,11 @@ from tests.support.agents.forward_agents import TellsDevice
 from tests.support.agents.torch_agents import LstmAgent
 
 pytest.importorskip("torch.utils.backend_registration")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers", "fake_gpu")]
 FORKED_WITH = ("torch", "tests.support.fake_gpu")
 
 T, N = 16, 4
 DEVICE = "fakegpu"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fake_gpu():
-    from tests.support import fake_gpu
-
-    return fake_gpu
 
 
 @pytest.fixture(scope="module")

@@ -61,14 +61,6 @@ def require_same(tensors, expected):
         np.testing.assert_array_equal(found[name].cpu().numpy(), array, name)
 
 
-@pytest.fixture(scope="module")
-def fake_gpu():
-    pytest.importorskip("torch.utils.backend_registration")
-    from tests.support import fake_gpu
-
-    return fake_gpu
-
-
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_on_the_cpu(device, is_writable):

@@ -11,13 +11,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 FORKED_WITH = ("torch", "rich.live", "rich.progress")
 
 
-@pytest.fixture
-def fake_gpu():
-    from tests.support import fake_gpu
-
-    return fake_gpu
-
-
 @pytest.mark.parametrize("name", SHORT_FLAGS)
 def test_device_and_checkpoint(fake_gpu, monkeypatch, tmp_path, name):
     """What was saved on a device goes on there."""

@@ -45,13 +45,6 @@ MODULES = {  # how a module becomes an agent, the module, its actions
 OF_CHANCE = "seeded_acting_repeats_itself"  # a copy on the CPU draws other numbers than the device does
 
 
-@pytest.fixture(scope="module")
-def fake_gpu():
-    from tests.support import fake_gpu
-
-    return fake_gpu
-
-
 def twins(kind, fake_gpu):
     """The same agent on the CPU and on the device, as policies, and its action space."""
     wrap, make, actions = MODULES[kind]
