@@ -1,0 +1,1 @@
+"""The forms in which libraries for learning want their environments; one module for each library."""

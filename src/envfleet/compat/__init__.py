@@ -1,0 +1,1 @@
+"""Other programs' ways of speaking: modules that stand in for theirs."""
