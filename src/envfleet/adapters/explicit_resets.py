@@ -4,9 +4,9 @@ Such a library shows the last observation of an episode first, and asks for the 
 envs have reset themselves in the same step already: their first observations are kept here until they are asked for. So
 a reset costs no second round trip, and trajectories are those of envs that are reset by hand, bit for bit.
 
-A library may step some envs while the others stand still. The envs of one worker of a cluster, and those of a vector env
-of another library, can only step together. Envs that nobody asked for then step with the others, and run on from what
-the caller knows of them: they must be reset before they are stepped again, and an error says so if they are not.
+A library may step some envs while the others stand still. The envs of one worker of a cluster, and those of a vector
+env of another library, can only step together. Envs that nobody asked for then step with the others, and run on from
+what the caller knows of them: they must be reset before they are stepped again, and an error says so if they are not.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class ExplicitResets:
         obs, rewards, terminated, truncated, infos = result
         step = SourceStep(obs, rewards, terminated, truncated, InfoTable(len(rewards), infos))
         for row in np.flatnonzero(step.ended).tolist():
-            first = [np.copy(leaf[row]) if isinstance(leaf, np.ndarray) else leaf[row] for leaf in self._obs.flatten(obs)]
+            first = [
+                np.copy(leaf[row]) if isinstance(leaf, np.ndarray) else leaf[row] for leaf in self._obs.flatten(obs)
+            ]
             self._firsts[row if ids is None else ids[row]] = first, step.reset_info(row)
         return ShownStep(self._source.next_obs(step), rewards, terminated, truncated, step)
 
@@ -99,9 +101,7 @@ class ExplicitResets:
         if len(fresh) == self._source.num_envs and given is None:
             return obs, table.rows()
         leaves = [] if obs is None else self._obs.flatten(obs)
-        rows = [
-            [leaf[env_id] for leaf in leaves] if env_id in fresh else kept[env_id][0] for env_id in ids
-        ]
+        rows = [[leaf[env_id] for leaf in leaves] if env_id in fresh else kept[env_id][0] for env_id in ids]
         infos = [table.row(env_id) if env_id in fresh else kept[env_id][1] for env_id in ids]
         columns = zip(*rows, strict=True)
         batch = [
