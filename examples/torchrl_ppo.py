@@ -85,7 +85,13 @@ def train(settings: Settings) -> tuple[int, float]:
     optimizer = torch.optim.Adam(ppo.parameters(), lr=settings.learning_rate)
 
     num_batch_steps = settings.num_rollout_steps * envs.num_envs
-    collector = Collector(env, actor, frames_per_batch=num_batch_steps, total_frames=-1)
+    collector = Collector(
+        env,
+        actor,
+        frames_per_batch=num_batch_steps,
+        total_frames=-1,
+        auto_register_policy_transforms=False,  # the policy remembers nothing, so none are needed
+    )
     num_steps, returns = 0, deque[float](maxlen=settings.num_mean_episodes)
     try:
         for data in collector:  # [N, T]
