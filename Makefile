@@ -101,8 +101,11 @@ $(VENV)/build-requires: $(BIN)/python pyproject.toml
 		print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' > $@
 	$(BIN)/pip install --quiet --constraint constraints.txt cmake ninja --requirement $@
 
+# Without what it depends on: pygame-ce would overwrite pygame. What it imports is in the extra `test`.
+RL_GAMES := rl_games==1.6.5
 $(VENV)/with-%: $(VENV)/build-requires constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$*]'
+	$(if $(filter test,$*),$(BIN)/pip install --quiet --no-deps $(RL_GAMES))
 	@touch $@
 
 $(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE)
