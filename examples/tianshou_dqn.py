@@ -28,23 +28,25 @@ class Settings:
     """Everything that can be chosen; each field is a command-line flag."""
 
     env_id: str = setting("CartPole-v1", "a Gymnasium id, with Box observations and Discrete actions")
-    num_envs: int = setting(10, "environments to train on; of each worker, if there are workers")
+    num_envs: int = setting(16, "environments to train on; of each worker, if there are workers")
     num_workers: int = setting(0, "workers of a cluster; 0: a pool in this process")
     num_test_envs: int = setting(10, "environments to test on, in this process")
     num_test_episodes: int = setting(20, "episodes of a test, after each epoch")
     seed: int = setting(1, "of the environments, the first weights and the actions")
     total_steps: int = setting(50_000, "stop after this number of env steps")
-    num_epoch_steps: int = setting(5_000, "env steps between two tests")
+    num_epoch_steps: int = setting(5_120, "env steps between two tests")
+    num_collected_steps: int = setting(256, "env steps between two rounds of gradient steps")
     target: float = setting(475.0, "stop once a test returns this on average")
-    learning_rate: float = setting(1e-3, "of Adam")
+    learning_rate: float = setting(2.3e-3, "of Adam")
     discount: float = setting(0.99, "gamma")
-    num_step_returns: int = setting(3, "rewards that are summed before a value is bootstrapped")
-    target_every: int = setting(320, "gradient steps between two copies of the Q network to the target network")
-    gradient_steps_per_step: float = setting(0.2, "gradient steps for each env step")
+    num_step_returns: int = setting(1, "rewards that are summed before a value is bootstrapped")
+    target_every: int = setting(128, "gradient steps between two copies of the Q network to the target network")
+    gradient_steps_per_step: float = setting(0.5, "gradient steps for each env step")
     batch_size: int = setting(64, "transitions in a gradient step")
-    buffer_size: int = setting(20_000, "transitions that the replay buffer holds")
-    epsilon: float = setting(0.1, "how often actions are random in training")
-    num_hidden: int = setting(128, "units in each of the two hidden layers")
+    buffer_size: int = setting(50_000, "transitions that the replay buffer holds")
+    last_epsilon: float = setting(0.04, "how often actions are random, after it has fallen from 1 in a line")
+    exploration_steps: int = setting(8_000, "env steps in which it falls")
+    num_hidden: int = setting(256, "units in each of the two hidden layers")
 
     def __post_init__(self) -> None:
         require_steps(self.total_steps)
@@ -74,9 +76,13 @@ def train(settings: Settings) -> Any:
             action_shape=action_space.n,
             hidden_sizes=[settings.num_hidden, settings.num_hidden],
         )
-        policy = DiscreteQLearningPolicy(
-            model=net, action_space=action_space, observation_space=obs_space, eps_training=settings.epsilon
-        )
+        policy = DiscreteQLearningPolicy(model=net, action_space=action_space, observation_space=obs_space)
+
+        def set_epsilon(epoch: int, num_steps: int) -> None:
+            progress = min(1.0, num_steps / settings.exploration_steps)
+            policy.set_eps_training(1.0 + progress * (settings.last_epsilon - 1.0))
+
+        set_epsilon(0, 0)
         algorithm = DQN(
             policy=policy,
             optim=AdamOptimizerFactory(lr=settings.learning_rate),
@@ -87,14 +93,15 @@ def train(settings: Settings) -> Any:
         buffer = VectorReplayBuffer(settings.buffer_size, len(train_envs))
         training = Collector(algorithm, train_envs, buffer, exploration_noise=True)
         training.reset()
-        training.collect(n_step=settings.batch_size * len(train_envs))
+        training.collect(n_step=settings.num_collected_steps)
         return algorithm.run_training(
             OffPolicyTrainerParams(
                 training_collector=training,
                 test_collector=Collector(algorithm, test_envs),
                 max_epochs=max(1, settings.total_steps // settings.num_epoch_steps),
                 epoch_num_steps=settings.num_epoch_steps,
-                collection_step_num_env_steps=len(train_envs),
+                collection_step_num_env_steps=settings.num_collected_steps,
+                training_fn=set_epsilon,
                 test_step_num_episodes=settings.num_test_episodes,
                 update_step_num_gradient_steps_per_sample=settings.gradient_steps_per_step,
                 batch_size=settings.batch_size,

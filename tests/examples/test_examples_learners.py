@@ -20,6 +20,7 @@ def test_tianshou_dqn(example, num_workers, quick_workers):
         num_workers=num_workers,
         total_steps=400,
         num_epoch_steps=200,
+        num_collected_steps=40,
         num_test_envs=3,
         num_test_episodes=4,
         num_hidden=16,
