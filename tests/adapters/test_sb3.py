@@ -191,9 +191,22 @@ def test_options_and_seeds_are_for_the_next_reset_only():
     assert vec_env.get_attr("options") == [{"level": 2}] * NUM_ENVS
     assert not np.array_equal(vec_env.reset(), first)
     assert vec_env.get_attr("options") == [None] * NUM_ENVS
-    vec_env.set_options([{"level": row} for row in range(NUM_ENVS)])
-    with pytest.raises(envfleet.UsageError, match="same options"):
-        vec_env.reset()
+    vec_env.close()
+
+
+def test_options_of_each_env_and_no_env_is_reset_twice():
+    vec_env, theirs = pool(partial(WalkEnv), backend="serial"), dummy(WalkEnv)
+    for each in (vec_env, theirs):
+        each.seed(8)
+        each.set_options([{"level": 1}, {}, {"level": 1}])
+    require_equal(vec_env.reset(), theirs.reset())  # the first reset: some twice, with their seeds
+    assert [options or None for options in vec_env.get_attr("options")] == [{"level": 1}, None, {"level": 1}]
+    for each in (vec_env, theirs):
+        each.set_options([{"level": row + 1} for row in range(NUM_ENVS)])
+    require_equal(vec_env.reset(), theirs.reset())
+    assert vec_env.get_attr("options") == theirs.get_attr("options") == [{"level": row + 1} for row in range(NUM_ENVS)]
+    require_equal(vec_env.reset_infos, theirs.reset_infos)
+    require_equal(vec_env.reset(), theirs.reset())
     vec_env.close()
 
 

@@ -1,4 +1,4 @@
-"""EpisodeStatistics: returns, lengths and seconds of episodes, for adapters whose libraries expect them in the infos."""
+"""EpisodeStatistics: returns, lengths and seconds of episodes, for libraries that expect them in the infos."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class EpisodeStatistics:
 
 
 def _own_rewards(step: SourceStep, ended: BoolArray) -> FloatArray:
-    """[N]: those of the step; where the learner's are clipped, the game's own, which Atari games have in their infos."""
+    """[N]: those of the step; where the learner's are clipped, the game's own, which an Atari game has in its infos."""
     rewards = step.rewards
     # Of episodes that have ended, the infos are those of the reset.
     for infos, rows in ((step.table.columns, ~ended), (step.table.final_infos.columns, ended)):

@@ -28,16 +28,16 @@ class SB3VecEnv(VecEnv):
     """A pool, or a cluster that is stepped with actions, as Stable-Baselines3's algorithms and wrappers take it.
 
     Of the episodes that end, `info["terminal_observation"]` has the last observation, and the rest of the info is that
-    of the last step; every info has `TimeLimit.truncated`. Episode statistics come from `VecMonitor`, or from a `Monitor`
-    around each env, as `make_vec_env(..., vec_env_cls=SB3VecEnv)` puts it there.
+    of the last step; every info has `TimeLimit.truncated`. Episode statistics come from `VecMonitor`, or from a
+    `Monitor` around each env, as `make_vec_env(..., vec_env_cls=SB3VecEnv)` puts it there.
     """
 
     def __init__(self, envs: Any, **options: Any) -> None:
         """Take the envs, which close() closes.
 
         Args:
-            envs: A pool or a ClusterEnv with `autoreset_mode="same_step"`; or a list of functions, each of which makes an
-                env, as Stable-Baselines3's own classes take it: they run in a pool.
+            envs: A pool or a ClusterEnv with `autoreset_mode="same_step"`; or a list of functions, each of which makes
+                an env, as Stable-Baselines3's own classes take it: they run in a pool.
             options: Of that pool, as for `envfleet.make`; only with a list of functions.
 
         Raises:
@@ -46,6 +46,7 @@ class SB3VecEnv(VecEnv):
             EnvFailed: An env cannot be built.
         """
         self._source = VectorSource(_envs_of(envs, options), "SB3VecEnv")
+        self._was_reset = False
         self.spec = getattr(self._source.envs, "spec", None)
         super().__init__(self._source.num_envs, self._source.single_observation_space, self._source.single_action_space)
 
@@ -56,18 +57,33 @@ class SB3VecEnv(VecEnv):
 
         Returns:
             Observations, a row for each env; `reset_infos` has the infos.
-
-        Raises:
-            UsageError: The options differ from env to env.
         """
-        if any(each != self._options[0] for each in self._options):
-            raise UsageError("all envs are reset with the same options: set_options() takes one dict for all of them")
         seeds = None if all(each is None for each in self._seeds) else self._seeds  # None: the pool's own seed, if any
-        obs, table = self._source.reset(seeds, self._options[0] or None)
-        self.reset_infos = table.rows()
+        obs: Any = None
+        for options, rows in self._rows_by_options():
+            # A pool's first reset is one of all envs, so with several options most are reset once more.
+            if not self._was_reset or len(rows) == self.num_envs:
+                rows = list(range(self.num_envs))
+                obs, table = self._source.reset(seeds, options or None)
+            else:
+                obs, table = self._source.reset(seeds, options, rows)
+            self._was_reset = True
+            infos = table.rows()
+            for row in rows:
+                self.reset_infos[row] = infos[row]
         self._reset_seeds()
         self._reset_options()
         return obs
+
+    def _rows_by_options(self) -> list[tuple[dict[str, Any], list[int]]]:
+        groups: list[tuple[dict[str, Any], list[int]]] = []
+        for row, options in enumerate(self._options):
+            rows = next((rows for each, rows in groups if each is options or each == options), None)
+            if rows is None:
+                groups.append((options, [row]))
+            else:
+                rows.append(row)
+        return groups
 
     def step_async(self, actions: Any) -> None:
         """Start a step of all envs.

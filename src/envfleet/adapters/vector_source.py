@@ -121,8 +121,14 @@ class VectorSource:
         """Gymnasium's, of all envs."""
         return self.envs.render_mode
 
-    def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, InfoTable]:
-        """Reset all envs; observations, and the table of infos."""
+    def reset(
+        self, seed: Any = None, options: dict[str, Any] | None = None, rows: Sequence[int] | None = None
+    ) -> tuple[Any, InfoTable]:
+        """Reset all envs, or those of `rows`; observations of all, and the table of infos."""
+        if rows is not None:
+            mask = np.zeros(self.num_envs, np.bool_)
+            mask[rows] = True
+            options = {**(options or {}), "reset_mask": mask}
         obs, infos = self.envs.reset(seed=seed, options=options)
         return obs, InfoTable(self.num_envs, infos)
 
