@@ -7,16 +7,17 @@ transition, and the last observation of each episode comes beside the first one 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode
 from numpy.typing import ArrayLike
 
-from envfleet.contract.arrays import Array, BoolArray, FloatArray
+from envfleet.contract.arrays import BoolArray, FloatArray
 from envfleet.contract.errors import EnvFailed, UsageError
 from envfleet.contract.infos.table import Info, InfoTable
 from envfleet.contract.spaces import SpaceTree
@@ -113,14 +114,21 @@ class VectorSource:
         self.single_observation_space: Space[Any] = copy.deepcopy(self.envs.single_observation_space)
         self.single_action_space: Space[Any] = copy.deepcopy(self.envs.single_action_space)
         self._obs = SpaceTree(self.single_observation_space)
+        self._actions = SpaceTree(self.single_action_space)
 
     @property
     def render_mode(self) -> str | None:
         """Gymnasium's, of all envs."""
         return self.envs.render_mode
 
-    def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, InfoTable]:
-        """Reset all envs; observations, and the table of infos."""
+    def reset(
+        self, seed: Any = None, options: dict[str, Any] | None = None, rows: Sequence[int] | None = None
+    ) -> tuple[Any, InfoTable]:
+        """Reset all envs, or those of `rows`; observations of all, and the table of infos."""
+        if rows is not None:
+            mask = np.zeros(self.num_envs, np.bool_)
+            mask[rows] = True
+            options = {**(options or {}), "reset_mask": mask}
         obs, infos = self.envs.reset(seed=seed, options=options)
         return obs, InfoTable(self.num_envs, infos)
 
@@ -139,6 +147,15 @@ class VectorSource:
     def _result(self, result: tuple[Any, FloatArray, BoolArray, BoolArray, dict[str, Any]]) -> SourceStep:
         obs, rewards, terminated, truncated, infos = result
         return SourceStep(obs, rewards, terminated, truncated, InfoTable(self.num_envs, infos))
+
+    def batch_of(self, actions: Any) -> Any:
+        """A batch of actions, also if they come as a list with those of each env."""
+        if isinstance(actions, np.ndarray) or not isinstance(actions, Sequence) or self._actions.is_one_array:
+            return actions
+        if isinstance(actions, tuple) and isinstance(self.single_action_space, spaces.Tuple):
+            return actions  # a batch already
+        leaves = zip(*(self._actions.flatten(each) for each in actions), strict=True)
+        return self._actions.unflatten([np.stack([np.asarray(value) for value in leaf]) for leaf in leaves])
 
     def next_obs(self, step: SourceStep) -> Any:
         """What each env showed after its step: last observations of episodes that have ended, not first ones."""
@@ -160,6 +177,17 @@ class VectorSource:
         once = sorted(set(env_ids))
         values = dict(zip(once, self.envs.call_some(once, name, *args, **kwargs), strict=True))
         return [values[env_id] for env_id in env_ids]
+
+    def get_attr(self, env_ids: Sequence[int], name: str) -> list[Any]:
+        """Get an attribute of these envs, also one that could be called. AttributeError: an env does not have it."""
+        if name in ("np_random", "np_random_seed"):  # a pool has them, where envs have not
+            return self.call(env_ids, name)
+        try:
+            return self.call(env_ids, "get_wrapper_attr", name)
+        except EnvFailed as error:
+            if self.has_attr(env_ids, name):
+                raise
+            raise AttributeError(f"env {error.env_id} has no attribute {name!r}, and no wrapper of it has") from None
 
     def set_attr(self, env_ids: Sequence[int], name: str, value: Any) -> None:
         """Set an attribute of these envs, to the same value. Of a cluster: all envs of some workers."""
@@ -199,7 +227,7 @@ def without_finals(info: Info) -> Info:
     return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}
 
 
-def env_ids_of(indices: int | Sequence[int] | Array | None, num_envs: int) -> list[int]:
+def env_ids_of(indices: int | Iterable[int] | None, num_envs: int) -> list[int]:
     """The envs that are meant: all, one or several; negative indices count from the end.
 
     Raises:
