@@ -185,6 +185,8 @@ def test_attributes_of_the_envs():
     venv.set_env_attr("level", 5, [1, 2])
     assert venv.get_env_attr("level", [3, 2]) == [1, 5]
     assert venv.get_env_attr("level", 1) == [5]
+    with pytest.raises(AttributeError, match="height"):
+        venv.get_env_attr("height")
     assert venv.action_space == [OftenEndingEnv().action_space] * NUM_ENVS
     assert venv.observation_space == [OftenEndingEnv().observation_space] * NUM_ENVS
     venv.close()

@@ -136,7 +136,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             A value for each of these envs.
 
         Raises:
-            EnvFailed: An env does not have it.
+            AttributeError: An env does not have it.
         """
         env_ids = self._env_ids(id)
         if key == "action_space":
@@ -145,7 +145,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             return [self._source.single_observation_space for _ in env_ids]
         if key in ("metadata", "spec"):
             return [getattr(self._source.envs, key) for _ in env_ids]
-        return self._source.call(env_ids, key)
+        return self._source.get_attr(env_ids, key)
 
     def set_env_attr(self, key: str, value: Any, id: EnvIds = None) -> None:
         """Set an attribute of all envs, or of some.
