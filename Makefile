@@ -35,7 +35,7 @@ test: $(VENV)/with-test build/native/plain/passed
 	$(PYTEST) -m "not engine and not long"
 
 # What CI runs: also long statistics and sweeps, chaos, outages, and the launchers on real engines.
-test-all: $(VENV)/with-test build/native/plain/passed
+test-all: $(VENV)/with-test build/native/plain/passed build/cleanrl/ready
 	$(PYTEST)
 
 # Counts workers, spawners and children too, which is why it is no part of the others: tracing makes them slow.
@@ -69,6 +69,7 @@ bench: $(VENV)/with-bench
 	$(BIN)/python -m benchmarks.pool
 	$(BIN)/python -m benchmarks.simulators
 	$(BIN)/python -m benchmarks.policy_loop
+	$(BIN)/python -m benchmarks.sb3
 	$(BIN)/python -m benchmarks.first_ready
 	$(BIN)/python -m benchmarks.malloc_count
 	$(BIN)/python -m benchmarks.facade_cost
@@ -101,8 +102,11 @@ $(VENV)/build-requires: $(BIN)/python pyproject.toml
 		print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' > $@
 	$(BIN)/pip install --quiet --constraint constraints.txt cmake ninja --requirement $@
 
+# Without what it depends on: pygame-ce would overwrite pygame. What it imports is in the extra `test`.
+RL_GAMES := rl_games==1.6.5
 $(VENV)/with-%: $(VENV)/build-requires constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$*]'
+	$(if $(filter test,$*),$(BIN)/pip install --quiet --no-deps $(RL_GAMES))
 	@touch $@
 
 $(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE)
@@ -115,6 +119,12 @@ $(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE)
 $(PEERS)/ready: constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install --quiet --constraint constraints.txt torch 'ray[rllib]==2.60.0' torchrl==0.14.1
+	@touch $@
+
+# CleanRL's scripts, for tests: its wheel is for older versions of Python and Gymnasium, so it is unpacked and not installed.
+build/cleanrl/ready: | $(BIN)/python
+	$(BIN)/pip download --quiet --no-deps --ignore-requires-python --dest build/cleanrl cleanrl==1.2.0
+	$(BIN)/python -m zipfile -e build/cleanrl/cleanrl-1.2.0-py3-none-any.whl build/cleanrl
 	@touch $@
 
 SANITIZER_plain :=

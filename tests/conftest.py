@@ -18,6 +18,11 @@ with contextlib.suppress(ImportError):  # `make test-others` has no Hypothesis
     settings.register_profile("envfleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("envfleet")
 
+# Tianshou is the only one here with functions for Numba, which would compile them for 16 s of CPU in each process.
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
+# torch has processes for compiling as soon as rl_games is imported, and they would be left behind.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # A shell ignores Ctrl-C for what it runs in the background, and so would the scripts that are interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

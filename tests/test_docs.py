@@ -20,9 +20,18 @@ DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 BLOCK = re.compile(r"(?:\*Not run in tests: ([^\n]*)\*\n\n)?^```([\w-]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NO_CODE = {"text"}  # diagrams, and what a program prints
 # Pages that need an engine, a compiler or a second program: a test of their own follows them, block by block.
-OWN_TEST = {"kubernetes.md", "laptop_to_cluster.md", "manual.md", "native_env.md", "ray.md", "slurm.md", "ssh.md"}
+OWN_TEST = {
+    "cleanrl.md",
+    "kubernetes.md",
+    "laptop_to_cluster.md",
+    "manual.md",
+    "native_env.md",
+    "ray.md",
+    "slurm.md",
+    "ssh.md",
+}
 NOT_RUN = {"README.md": 0, "atari.md": 2, "box2d.md": 1, "kubernetes.md": 4, "manual.md": 1, "mujoco.md": 1}
-NOT_RUN |= {"laptop_to_cluster.md": 1, "slurm.md": 3, "ssh.md": 2}
+NOT_RUN |= {"laptop_to_cluster.md": 1, "slurm.md": 3, "ssh.md": 2, "stable_baselines3.md": 2}
 
 
 def blocks(page):
@@ -103,6 +112,7 @@ SOURCES = [
     if path.suffix in (".py", ".h", ".cc", ".pyi") and "_native/include" not in path.as_posix()
 ]
 YOURS = {"fleet.py", "train.py", "corridor.h", "my_env.h"}  # files that a page has its reader write
+YOURS |= {"ppo_atari.py", "ppo_continuous_action.py", "sac_continuous_action.py"}  # CleanRL's
 PATH = re.compile(r"(?<![\w./-])[\w][\w./-]*\.(?:py|h|cc)\b(?!/)")
 
 

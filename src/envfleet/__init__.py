@@ -34,6 +34,7 @@ from envfleet.contract.returns import gae, gae_of, vtrace
 from envfleet.contract.rollout import Rollout
 from envfleet.contract.spec import EnvSpec
 from envfleet.contract.state import EnvState
+from envfleet.pool.gymnasium_ids import register_ids as _register_ids
 from envfleet.pool.make import make
 from envfleet.pool.native.plugins import compile_native, load_native
 from envfleet.pool.native.registry import registry
@@ -105,6 +106,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'envfleet' has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)
 
+
+_register_ids()
 
 __all__ = [
     "APS",

@@ -15,7 +15,7 @@ from envfleet.contract.errors import UsageError
 from envfleet.contract.spec import NO_STEP_LIMIT, EnvSpec
 from envfleet.pool.foreign_envs import hint
 from envfleet.pool.pixel_observation import PixelObservation
-from envfleet.pool.registrations import portable
+from envfleet.pool.registrations import NAMESPACE, portable
 from envfleet.pool.simulators.atari_ids import atari_spec
 from envfleet.pool.simulators.mujoco_gl import advice
 
@@ -105,14 +105,14 @@ def registered(env_id: str) -> GymnasiumSpec:
 
 
 def without_module(env_id: str) -> str:
-    """The id alone; the module of "module:id" is imported, so that it is registered."""
+    """Gymnasium's id alone, also of "envfleet/id"; the module of "module:id" is imported, so that it is registered."""
     module, _, name = env_id.rpartition(":")
     if module:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise UsageError(f"env {env_id!r} names a module that cannot be imported: {error}") from error
-    return name
+    return name.removeprefix(f"{NAMESPACE}/")
 
 
 def _resolve(spec: EnvSpec) -> GymnasiumSpec | Callable[..., Any] | str:

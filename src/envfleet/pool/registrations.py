@@ -23,6 +23,8 @@ from gymnasium.envs.registration import load_env_creator
 
 from envfleet.contract.errors import UsageError
 
+NAMESPACE = "envfleet"  # of the ids that every process registers when it imports this package: gymnasium_ids.py
+
 
 @dataclass(frozen=True, slots=True)
 class Registrations:
@@ -33,11 +35,11 @@ class Registrations:
 
     @classmethod
     def of_this_process(cls) -> Registrations:
-        """All that Gymnasium does not register by itself."""
+        """All that neither Gymnasium nor this package registers by itself."""
         pickles: dict[str, bytes] = {}
         refusals: dict[str, str] = {}
         for env_id, spec in list(gymnasium.registry.items()):
-            if not is_gymnasiums_own(spec):
+            if spec.namespace != NAMESPACE and not is_gymnasiums_own(spec):
                 try:
                     pickles[env_id] = cloudpickle.dumps(_with_entry_points(portable(spec), _by_path))
                 except Exception as error:

@@ -45,8 +45,14 @@ def require_same_spaces(
         raise SpacesDiffer(f"env {env_id} has another {name} than env 0: {own} instead of {first}; {advice}")
 
 
+# A name that no attribute has: which wrappers an env is in, asked as a plain value, so that any process can answer.
+WRAPPERS = "envfleet.wrappers"
+
+
 def value_of(env: gymnasium.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the env's method of that name, or get its attribute; wrappers are looked through."""
+    if name == WRAPPERS:
+        return _wrapper_names(env)
     attribute = env.get_wrapper_attr(name)
     return attribute(*args, **kwargs) if callable(attribute) else attribute
 
@@ -54,3 +60,12 @@ def value_of(env: gymnasium.Env[Any, Any], name: str, args: tuple[Any, ...], kwa
 def set_attribute(env: gymnasium.Env[Any, Any], name: str, value: Any) -> None:
     """Set the env's attribute; wrappers are looked through."""
     env.set_wrapper_attr(name, value)
+
+
+def _wrapper_names(env: gymnasium.Env[Any, Any]) -> list[str]:
+    """The classes of all wrappers of an env, and what they inherit from."""
+    names: list[str] = []
+    while isinstance(env, gymnasium.Wrapper):
+        names += [f"{each.__module__}.{each.__qualname__}" for each in type(env).__mro__]
+        env = env.env
+    return names

@@ -172,6 +172,17 @@ class InfoTable:
         info: Info = _row(self.columns, row)
         return info
 
+    def rows(self) -> list[Info]:
+        """The info of each env: `row()` of all rows."""
+        infos: list[Info] = [{} for _ in range(self.num_rows)]
+        for key, column in self.columns.items():
+            mask = self.columns.get(mask_key(key))
+            if mask is not None:
+                values = self._inside(key).rows() if isinstance(column, dict) else column
+                for row in np.flatnonzero(mask).tolist():
+                    infos[row][key] = values[row]
+        return infos
+
     def entry(self, key: str, row: int) -> Any:
         """What one env has under `key`; of a dictionary of columns, its own dictionary."""
         return _row(self.columns[key], row)
