@@ -69,6 +69,7 @@ bench: $(VENV)/with-bench
 	$(BIN)/python -m benchmarks.pool
 	$(BIN)/python -m benchmarks.simulators
 	$(BIN)/python -m benchmarks.policy_loop
+	PYTHONPATH=examples $(BIN)/python -m benchmarks.xla
 	$(BIN)/python -m benchmarks.first_ready
 	$(BIN)/python -m benchmarks.malloc_count
 	$(BIN)/python -m benchmarks.facade_cost
