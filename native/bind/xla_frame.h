@@ -25,7 +25,7 @@ struct ApiVersion {
   std::int32_t major;
   std::int32_t minor;
 };
-inline constexpr ApiVersion kKnownVersion{sizeof(ApiVersion), nullptr, 0, 3};
+inline constexpr ApiVersion kOldestVersion{sizeof(ApiVersion), nullptr, 0, 1};  // that we have looked at
 
 enum class Code : std::int32_t {  // as absl::Status has them
   kInvalidArgument = 3,
@@ -125,10 +125,12 @@ inline Error* error_of(const CallFrame& frame, Code code, const char* message) {
 inline bool answer_metadata(const CallFrame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != kMetadataExtension) return false;
   Metadata& metadata = *reinterpret_cast<MetadataExtension*>(frame.extensions)->metadata;
-  // What we use is the same in all versions with this major number, as XLA promises.
-  const ApiVersion& theirs = frame.api->version;
-  metadata.version = kKnownVersion;
-  if (theirs.major == kKnownVersion.major) metadata.version.minor = theirs.minor;
+  // What we use is the same in all versions with this major number, as XLA promises. Those that do not say which one
+  // they are (jaxlib 0.8 and before) are the oldest.
+  metadata.version = kOldestVersion;
+  if (frame.api != nullptr && frame.api->version.major == kOldestVersion.major) {
+    metadata.version.minor = frame.api->version.minor;
+  }
   metadata.traits = 0;
   return true;
 }

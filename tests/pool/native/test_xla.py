@@ -431,16 +431,16 @@ def test_the_pool_ends_while_a_program_runs(how):
 
 
 def test_calls_from_python_wait_for_their_turn():
-    """observations() steps nothing, but uses the same batches."""
+    """observations() steps nothing, but uses the same batches. In the middle of a step it would find envs busy."""
+    num_steps = 40_000
     with envfleet.make("CartPole-v1", 8, seed=0) as pool, envfleet.make("CartPole-v1", 8, seed=0) as other:
         pool.reset()
         other.reset()
         handle, _, _, step = pool.xla()
-        actions = sampled(pool, 3000)
-        results = []
+        actions = np.random.default_rng(0).integers(2, size=(num_steps, 8))
+        results, num_calls = [], 0
         thread = threading.Thread(target=lambda: results.append(scan(step, handle, actions)))
         thread.start()
-        num_calls = 0
         while thread.is_alive():
             pool.observations()
             num_calls += 1

@@ -53,7 +53,7 @@ WHOLE = (
 CONSTANTS = {
     "kMetadataExtension": "XLA_FFI_Extension_Metadata",
     "kBufferKind": "XLA_FFI_ArgType_BUFFER",
-    "kKnownVersion.major": "XLA_FFI_API_MAJOR",
+    "kOldestVersion.major": "XLA_FFI_API_MAJOR",
     "Code::kInvalidArgument": "XLA_FFI_Error_Code_INVALID_ARGUMENT",
     "Code::kDeadlineExceeded": "XLA_FFI_Error_Code_DEADLINE_EXCEEDED",
     "Code::kFailedPrecondition": "XLA_FFI_Error_Code_FAILED_PRECONDITION",
