@@ -70,6 +70,7 @@ bench: $(VENV)/with-bench
 	$(BIN)/python -m benchmarks.simulators
 	$(BIN)/python -m benchmarks.policy_loop
 	$(BIN)/python -m benchmarks.sb3
+	PYTHONPATH=examples $(BIN)/python -m benchmarks.xla
 	$(BIN)/python -m benchmarks.first_ready
 	$(BIN)/python -m benchmarks.malloc_count
 	$(BIN)/python -m benchmarks.facade_cost

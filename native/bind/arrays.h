@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -84,18 +85,29 @@ class PyBatchStore {
   /// The arrays over a buffer, all of which keep `owner` alive.
   nb::object arrays(std::uint32_t buffer, nb::handle owner) const {
     std::byte* memory = store->memory(buffer);
-    const auto fixed = [&](FixedField field) { return array(field, memory, owner); };
-    const std::size_t num_finals = rows_.has_final ? rows_.num_obs : 0;
-    return (*batch_arrays_type)(fixed(kEnvIds), fixed(kRewards), fixed(kTerminated), fixed(kTruncated),
-                                fixed(kRowFlags), leaves(rows_.obs(), rows_.num_obs, memory, owner),
-                                leaves(rows_.final_obs(), num_finals, memory, owner),
-                                infos(rows_.infos(), rows_.num_infos, memory, owner),
-                                infos(rows_.final_infos(), rows_.has_final ? rows_.num_infos : 0, memory, owner));
+    return by_name([&](std::size_t i) { return array(i, memory, owner); });
+  }
+
+  /// A value for each array of a batch, in the order of columns(), by the names of the arrays.
+  nb::object by_name(nb::sequence values) const {
+    if (nb::len(values) != fields_.size()) throw nb::value_error("a value for each array of a batch");
+    return by_name([&](std::size_t i) -> nb::object { return values[i]; });
+  }
+
+  /// (dtype, shape) of each array of a batch.
+  nb::list columns() const {
+    nb::list all;
+    for (const ArrayField& field : fields_) {
+      nb::list shape;
+      for (const npy_intp dim : field.shape) shape.append(dim);
+      all.append(nb::make_tuple(field.dtype, nb::tuple(shape)));
+    }
+    return all;
   }
 
   /// A tuple of the observation's arrays.
   nb::object obs(std::byte* memory, nb::handle owner) const {
-    return leaves(rows_.obs(), rows_.num_obs, memory, owner);
+    return tuple_of(rows_.num_obs, [&](std::size_t i) { return array(rows_.obs() + i, memory, owner); });
   }
 
   std::shared_ptr<BatchStore> store;
@@ -126,14 +138,22 @@ class PyBatchStore {
     return tuple;
   }
 
-  nb::object leaves(std::size_t first, std::size_t num_leaves, std::byte* memory, nb::handle owner) const {
-    return tuple_of(num_leaves, [&](std::size_t i) { return array(first + i, memory, owner); });
-  }
-
-  nb::object infos(std::size_t first, std::size_t num_infos, std::byte* memory, nb::handle owner) const {
-    return tuple_of(num_infos, [&](std::size_t i) {
-      return nb::make_tuple(array(first + 2 * i, memory, owner), array(first + 2 * i + 1, memory, owner));
-    });
+  /// `value(i)` is that of field i.
+  template <class Value>
+    requires std::invocable<Value, std::size_t>
+  nb::object by_name(const Value& value) const {
+    const auto leaves = [&](std::size_t first, std::size_t num_leaves) {
+      return tuple_of(num_leaves, [&](std::size_t i) { return value(first + i); });
+    };
+    const auto infos = [&](std::size_t first, std::size_t num_infos) {
+      return tuple_of(num_infos, [&](std::size_t i) -> nb::object {
+        return nb::make_tuple(value(first + 2 * i), value(first + 2 * i + 1));
+      });
+    };
+    return (*batch_arrays_type)(
+        value(kEnvIds), value(kRewards), value(kTerminated), value(kTruncated), value(kRowFlags),
+        leaves(rows_.obs(), rows_.num_obs), leaves(rows_.final_obs(), rows_.has_final ? rows_.num_obs : 0),
+        infos(rows_.infos(), rows_.num_infos), infos(rows_.final_infos(), rows_.has_final ? rows_.num_infos : 0));
   }
 
   RowLayout rows_;

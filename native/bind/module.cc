@@ -54,6 +54,8 @@ NB_MODULE(core, m) {
            "has_final"_a)
       .def("arrays", [](nb::handle self,
                         std::uint32_t buffer) { return nb::cast<envfleet::PyBatchStore&>(self).arrays(buffer, self); })
+      .def_prop_ro("columns", &envfleet::PyBatchStore::columns)
+      .def("by_name", [](const envfleet::PyBatchStore& self, nb::sequence values) { return self.by_name(values); })
       .def_prop_ro("num_buffers", [](envfleet::PyBatchStore& self) { return self.store->num_buffers(); })
       .def_prop_ro("num_leased", [](envfleet::PyBatchStore& self) { return self.store->num_leased(); });
   envfleet::batch_arrays_type = new envfleet::NamedTuple(
@@ -66,6 +68,7 @@ NB_MODULE(core, m) {
   envfleet::bind_flight(m);
   envfleet::bind_frame_player(m);
   envfleet::bind_native_model(m);
+  envfleet::bind_xla_port(m);
   envfleet::bind_native_pool(m);
   m.def("has_nan", &envfleet::has_nan);
   m.def("die_with_parent", &envfleet::die_with_parent, "parent_pid"_a);

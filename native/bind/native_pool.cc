@@ -14,6 +14,7 @@
 #include "bind/native_model.h"
 #include "bind/python.h"
 #include "bind/values.h"
+#include "bind/xla_port.h"
 
 namespace envfleet {
 namespace {
@@ -48,6 +49,7 @@ class PyNativePool {
       action_row_bytes.push_back(bytes_of(leaf->dtype) * leaf->num_elements());
     }
     for (const InfoField& field : model.spec.infos) info_keys_.push_back(keys_of(field.name));
+    columns_ = columns_of(model.spec);
     generators_.resize(num_envs_);
     pool_ = std::make_shared<NativePool>(
         model.model->make_envs(num_envs_, rules, layout_), std::move(bare), std::move(action_row_bytes),
@@ -69,15 +71,25 @@ class PyNativePool {
   bool close(double timeout_s) {
     if (is_closed_) return true;
     is_closed_ = true;
-    bool all_ended;
+    const Deadline deadline = deadline_in(timeout_s);
+    bool all_ended = port_ == nullptr || port_->close(deadline);
     {
       Unlocked unlocked;
-      all_ended = pool_->close(deadline_in(timeout_s));
+      all_ended &= pool_->close(deadline);
     }
     if (!all_ended) {
       for (nb::object& generator : generators_) generator.release();  // a thread may still draw from it: never freed
     }
     return all_ended;
+  }
+
+  /// From now on jitted functions may step the pool, too. Whoever calls another method must have the port's lock.
+  std::shared_ptr<XlaPort> open_xla_port(Line line, std::shared_ptr<Flight> flight, double timeout_s, nb::object ask) {
+    require_line(line);
+    if (is_closed_ || port_ != nullptr) throw nb::value_error("a pool has one port, while it is open");
+    port_ =
+        XlaPort::open({pool_, action_leaves_, {line, layout_, columns_}, std::move(flight), timeout_s, std::move(ask)});
+    return port_;
   }
 
   void set_generator(std::uint32_t env_id, nb::object bit_generator, bool is_seeded) {
@@ -277,6 +289,23 @@ class PyNativePool {
     }
   }
 
+  /// In the order of RowLayout.
+  std::vector<XlaPort::Column> columns_of(const Spec& spec) const {
+    std::vector<XlaPort::Column> columns{
+        {Dtype::kInt32, 1}, {Dtype::kFloat64, 1}, {Dtype::kBool, 1}, {Dtype::kBool, 1}, {Dtype::kUint8, 1}};
+    for (int i = 0; i < (layout_.has_final ? 2 : 1); ++i) {
+      for (const Space* leaf : spec.observation.leaves()) columns.push_back({leaf->dtype, leaf->num_elements()});
+    }
+    for (int i = 0; i < (layout_.has_final ? 2 : 1); ++i) {
+      for (const InfoField& field : spec.infos) {
+        std::size_t num_elements = 1;
+        for (const std::int64_t dim : field.shape) num_elements *= static_cast<std::size_t>(dim);
+        columns.insert(columns.end(), {{field.dtype, num_elements}, {Dtype::kBool, 1}});
+      }
+    }
+    return columns;
+  }
+
   static InfoKeys keys_of(const std::string& name) {
     InfoKeys keys;
     for (std::size_t start = 0; start <= name.size();) {
@@ -289,16 +318,8 @@ class PyNativePool {
   }
 
   void copy_actions(nb::handle object, std::size_t leaf, const std::int32_t* env_ids, std::size_t num_rows) {
-    const auto* memory = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(object.ptr())));
-    const std::size_t row_bytes = pool_->action_fields()[leaf].row_bytes;
-    std::byte* column = pool_->action_column(leaf);
-    if (env_ids == nullptr) {
-      std::memcpy(column, memory, num_rows * row_bytes);
-      return;
-    }
-    for (std::size_t row = 0; row < num_rows; ++row) {
-      std::memcpy(column + static_cast<std::size_t>(env_ids[row]) * row_bytes, memory + row * row_bytes, row_bytes);
-    }
+    const auto* rows = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(object.ptr())));
+    write_actions(*pool_, leaf, rows, env_ids, num_rows);
   }
 
   Waited wait(Line line, Deadline deadline) {
@@ -352,12 +373,14 @@ class PyNativePool {
   nb::object unflatten_;  // from a tuple of leaves to an observation; None if there is only one
   std::vector<ActionLeaf> action_leaves_;
   std::vector<InfoKeys> info_keys_;
+  std::vector<XlaPort::Column> columns_;
   std::vector<nb::object> generators_;  // [num_envs] NumPy bit generators
   RowLayout layout_{};
   std::uint32_t num_envs_ = 0;
   bool is_closed_ = false;
   bool is_step_pending_ = false;
   std::shared_ptr<NativePool> pool_;
+  std::shared_ptr<XlaPort> port_;  // null: no jitted function knows the pool
 };
 
 }  // namespace
@@ -383,6 +406,7 @@ void bind_native_pool(nb::module_& m) {
       .def("arrays", &PyNativePool::arrays, "line"_a, "buffer"_a, "lease"_a)
       .def("drain", &PyNativePool::drain, "timeout_s"_a)
       .def("close", &PyNativePool::close, "timeout_s"_a)
+      .def("open_xla_port", &PyNativePool::open_xla_port, "line"_a, "flight"_a, "timeout_s"_a, "ask"_a)
       .def("set_generator", &PyNativePool::set_generator, "env_id"_a, "bit_generator"_a, "is_seeded"_a)
       .def("generator", &PyNativePool::generator, "env_id"_a)
       .def("infos", &PyNativePool::infos_of, "line"_a, "buffer"_a, "lease"_a, "is_final"_a)

@@ -47,5 +47,6 @@ void bind_flight(nb::module_& m);
 void bind_frame_player(nb::module_& m);
 void bind_native_model(nb::module_& m);
 void bind_native_pool(nb::module_& m);
+void bind_xla_port(nb::module_& m);
 
 }  // namespace envfleet

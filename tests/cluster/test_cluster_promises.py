@@ -212,6 +212,12 @@ def test_after_a_timeout_a_call_is_given_up(shared):
     goes_on(envs)
 
 
+def test_compiled_programs_are_refused_in_words(shared):
+    envs, _ = shared
+    with pytest.raises(envfleet.UsageError, match=r"xla\(\) is for native pools.*Collect with rollout\(\)"):
+        envs.xla()
+
+
 def test_after_a_failure_recv_returns_the_batch(shared):
     envs, folder = shared
     envs.reset(seed=0)

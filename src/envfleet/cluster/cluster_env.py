@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -380,6 +380,17 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             kwargs: Not used; Gymnasium's close() passes its own on.
         """
         self._finalizer()
+
+    def xla(self) -> NoReturn:
+        """Refuse: programs of JAX can step native envs of their own process only.
+
+        Raises:
+            UsageError: Always. It says what to do instead.
+        """
+        raise UsageError(
+            "xla() is for native pools: envs of a cluster are in other processes, which compiled programs cannot call. "
+            "Collect with rollout() or stream(), or make() a pool in the process of the program"
+        )
 
     # -- asynchronously --
 

@@ -119,19 +119,33 @@ class SpaceTree:
         """
         if self.is_one_array:
             return [_require_array(value, self.leaves[0], num_rows, name)]
+        return [
+            _require_objects(leaf_value, num_rows, leaf.name_in(name))
+            if leaf.dtype is None
+            else _require_array(leaf_value, leaf, num_rows, leaf.name_in(name))
+            for leaf, leaf_value in zip(self.leaves, self.require_parts(value, name), strict=True)
+        ]
+
+    def require_parts(self, value: Any, name: str) -> list[Any]:
+        """Return the values of the leaves of a batch that the user gave; they are not looked at.
+
+        Args:
+            value: in the form of the space.
+            name: what the error calls the batch.
+
+        Returns:
+            A list with one value for each leaf.
+
+        Raises:
+            InvalidAction: the form is another one.
+        """
         try:
-            values = self.flatten(value)
+            return self.flatten(value)
         except (KeyError, IndexError, TypeError) as error:
             raise InvalidAction(
                 f"{name} must have the form of {self.space}, a batch for each of its parts; "
                 f"got {type(value).__name__} without {error}"
             ) from None
-        return [
-            _require_objects(leaf_value, num_rows, leaf.name_in(name))
-            if leaf.dtype is None
-            else _require_array(leaf_value, leaf, num_rows, leaf.name_in(name))
-            for leaf, leaf_value in zip(self.leaves, values, strict=True)
-        ]
 
     def refuse_value(self, leaf: int, row: int, value: Any, name: str) -> NoReturn:
         """Raise the error for a value that is outside the space of a leaf.
@@ -173,15 +187,20 @@ def _unflatten(space: spaces.Space[Any], values: Iterator[Any]) -> Any:
 
 def _require_array(value: Any, leaf: Leaf, num_rows: int, name: str) -> Array:
     array = np.asarray(value)
-    expected = (num_rows, *leaf.shape)
-    if array.shape != expected:
-        raise InvalidAction(f"{name} must have shape {expected}, one row for each env; got {array.shape}")
-    if array.dtype != leaf.dtype and not np.can_cast(array.dtype, leaf.dtype or object, "same_kind"):
-        raise InvalidAction(f"{name} must have dtype {leaf.dtype}; got {array.dtype}, which does not convert safely")
+    require_form(array.shape, array.dtype, leaf, num_rows, name)
     if array.dtype.kind == "f" and isinstance(leaf.space, spaces.Box) and has_nan(array):
         rows = sorted({int(row) for row in np.nonzero(np.isnan(array))[0]})
         raise InvalidAction(f"{name} has NaN in rows {rows}, which {leaf.space} does not allow")
     return array
+
+
+def require_form(shape: tuple[int, ...], dtype: np.dtype[Any], leaf: Leaf, num_rows: int, name: str) -> None:
+    """Raise InvalidAction unless an array of this shape and dtype can be a batch of the leaf's values."""
+    expected = (num_rows, *leaf.shape)
+    if shape != expected:
+        raise InvalidAction(f"{name} must have shape {expected}, one row for each env; got {shape}")
+    if dtype != leaf.dtype and not np.can_cast(dtype, leaf.dtype or object, "same_kind"):
+        raise InvalidAction(f"{name} must have dtype {leaf.dtype}; got {dtype}, which does not convert safely")
 
 
 def has_nan(array: Array) -> bool:

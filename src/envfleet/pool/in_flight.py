@@ -51,6 +51,16 @@ class InFlight:
         return env_ids
 
     @property
+    def flight(self) -> core.Flight:
+        """Which envs they are, as C++ has it."""
+        return self._flight
+
+    @property
+    def is_plain(self) -> bool:
+        """Is there nothing more to know about the next batch than which envs are in flight?"""
+        return self.line is self._config.line and not self._chosen and not len(self._padding)
+
+    @property
     def is_of_some(self) -> bool:
         """Is the next batch one of a synchronous pool that only some envs were sent for?"""
         return bool(self._chosen)

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -34,6 +34,9 @@ from envfleet.pool.arguments import autoreset_of, seeds_of, some_env_ids, take_r
 from envfleet.pool.backend import Backend, StepAtOnce
 from envfleet.pool.batch_rows import StepResult, rows_of_result
 from envfleet.pool.in_flight import InFlight
+
+if TYPE_CHECKING:
+    from envfleet.pool.native.xla import XlaFunctions
 
 # What a PoolTimeout says at the end.
 NOTHING_WAS_RESET = "Nothing is lost, and nothing was reset: recv() goes on waiting for the batch in flight"
@@ -470,6 +473,29 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             look: What it raises ends the wait, and is passed on; what was waited for goes on.
         """
         self._backend.call_while_waiting(look)
+
+    # -- in compiled programs --
+
+    def xla(self) -> XlaFunctions:
+        """Return a handle, and functions that receive, send and step inside `jax.jit` and `lax.scan`, on the CPU.
+
+        `handle, recv, send, step = pool.xla()`. Each function takes a handle first and returns the next one, which
+        orders the calls: `handle, (obs, rewards, terminations, truncations, infos) = step(handle, actions)`,
+        `handle = send(handle, actions, env_id)`, `handle, results = recv(handle)`. Reset the pool in Python. Without
+        JAX's 64 bits, float64 and int64 arrays are float32 and int32. What step(), send() and recv() of the pool raise
+        is the text of JAX's error. See docs/jax.md.
+
+        Returns:
+            `XlaFunctions(handle, recv, send, step)`. They keep the pool alive.
+
+        Raises:
+            UsageError: The envs are not native.
+            MissingExtra: JAX is not installed.
+        """
+        from envfleet.pool.xla_pool import share_with_xla  # which builds on this module
+
+        self._require_open()
+        return share_with_xla(self)
 
     # -- live changes --
 

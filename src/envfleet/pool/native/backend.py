@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -63,10 +64,12 @@ class NativeBackend:
         )
         self._obs_tree = SpaceTree(self.traits.observation_space)
         self._action_tree = SpaceTree(self.traits.action_space)
+        stores = self._stores()
+        self.batch_store = stores[self._line]
         num_threads = min(config.num_workers or usable_cpus(), config.num_envs, core.MOST_THREADS)
         self._pool = core.NativePool(
             model,
-            self._stores(),
+            stores,
             core.Autoreset[config.autoreset.name],
             choice.max_episode_steps,
             num_threads,
@@ -85,16 +88,40 @@ class NativeBackend:
         self._unheard: list[Failure] = []
         self._twin_env: gymnasium.Env[Any, Any] | None = None
         self._while_waiting: Callable[[], None] = lambda: None
+        self._is_shared = False  # with XLA
 
     @property
     def step_at_once(self) -> StepAtOnce | None:
-        """See Backend. Not where a step has fewer rows than actions, or where failures are being counted."""
-        return self._pool.try_step if self._line is Line.FULL and not self._failures.any_counted else None
+        """See Backend. Not where a step has fewer rows than actions, failures are being counted, or XLA steps, too."""
+        is_usual = self._line is Line.FULL and not self._failures.any_counted and not self._is_shared
+        return self._pool.try_step if is_usual else None
 
     @property
     def is_step_pending(self) -> bool:
         """Whether C++ took the actions, and the batch is still to come."""
         return self._pool.is_step_pending
+
+    @property
+    def is_plain(self) -> bool:
+        """Does C++ know all that there is to know about the next batch?"""
+        return self._held is None and not self._failures.any_counted
+
+    @property
+    def info_names(self) -> list[str]:
+        """The infos of a batch, in the order of its arrays; `episode/l` is the key "l" of the dictionary "episode"."""
+        return [name for name, _, _ in self._choice.model.infos]
+
+    def open_xla_port(
+        self, flight: core.Flight, ask: Callable[[list[Any] | None, IntArray | None], Any]
+    ) -> core.XlaPort:
+        """Let XLA step the envs, too. From now on only the holder of the port's lock may call this object.
+
+        `ask(action_leaves, env_ids)` sends actions, `ask(None, None)` receives a batch and returns its env ids.
+        """
+        timeout_s = math.inf if self._config.timeout_s is None else self._config.timeout_s
+        port = self._pool.open_xla_port(self._line, flight, timeout_s, ask)
+        self._is_shared = True
+        return port
 
     def switch_autoreset(self, mode: Autoreset) -> bool:
         """Tell C++ the mode; the envs stay as they are."""
