@@ -56,8 +56,9 @@ from envfleet.cluster.worker.collecting.policy_state import PolicyError
 from envfleet.cluster.worker.evaluation_pool import EvaluationHung, EvaluationPool
 from envfleet.cluster.worker.keys import take_keys
 from envfleet.cluster.worker.link import Cancelled, Leave, Link
+from envfleet.cluster.worker.plain_answers import plain_parts, sendable
 from envfleet.cluster.worker.watchdog import leave_with_stdin
-from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
+from envfleet.cluster.worker.worker_pool import WorkerPool
 from envfleet.cluster.worker.worker_state import (
     OWN_NUMBERS,
     SavedPolicy,
@@ -206,8 +207,10 @@ class Worker:
                 arrays, distribution, infos = collector.collect(copies, *rest, stream=order.stream)
             else:
                 arrays, distribution, infos = collector.collect(copies.newest, *rest)
-        except StepOnEndedEpisode:
+        except StepOnEndedEpisode as ended:
             self._pool.drop_collector()
+            if (cause := _cause_of(ended, failures)) is not None:
+                raise cause from None
             raise
         ready = RolloutReady(
             order=order.order,
@@ -338,6 +341,12 @@ class Worker:
         line = sendable(str(error) if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}")
         failures = [self._pool.failure(error)] if isinstance(error, EnvFailed) else []
         self._link.answer(OrderFailed(order=order, kind=kind, error=line, traceback=text, failures=failures))
+
+
+def _cause_of(ended: StepOnEndedEpisode, failures: list[Exception]) -> EnvFailed | None:
+    """Why the env has no episode, if it failed in the same order."""
+    env_id = getattr(ended, "env_id", None)
+    return next((each for each in reversed(failures) if isinstance(each, EnvFailed) and each.env_id == env_id), None)
 
 
 def main(argv: list[str] | None = None) -> int:

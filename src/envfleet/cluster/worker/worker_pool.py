@@ -8,36 +8,33 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-import cloudpickle
 import msgspec
 import numpy as np
 
 from envfleet.cluster.wire.messages import ChangeEnvs, EnvFailure, PoolPlan, Reset, RowsReady, SetState, Step, Welcome
-from envfleet.cluster.wire.plain_values import NotPlain, from_plain, to_plain
+from envfleet.cluster.wire.plain_values import from_plain
 from envfleet.cluster.wire.rollouts.rollout_form import FIXED
 from envfleet.cluster.wire.states import states_from_plain
 from envfleet.cluster.worker.collecting.collector import Collector, SavedCollector
 from envfleet.cluster.worker.collecting.episode_changes import EpisodeChanges
 from envfleet.cluster.worker.collecting.first_ready import FirstReadyCollector
+from envfleet.cluster.worker.plain_answers import env_failure, kept_infos, plain_parts
+from envfleet.cluster.worker.pool_builder import PoolBuilder
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
-from envfleet.contract.errors import EnvFailed, NotReset, PoolTimeout, StepOnEndedEpisode, UsageError, text_of
+from envfleet.contract.errors import EnvFailed, NotReset, PoolTimeout, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos.table import Infos, InfoTable
-from envfleet.contract.live_changes import Arguments, Change, LiveChanges
+from envfleet.contract.live_changes import LiveChanges
 from envfleet.contract.pool_config import Line, PoolConfig
 from envfleet.contract.spaces import SpaceTree
 from envfleet.contract.spec import EnvSpec
 from envfleet.contract.state import EnvState
-from envfleet.pool.make import make_pool
-from envfleet.pool.native.plugins import load_native
 from envfleet.pool.pool import EnvPool
-from envfleet.pool.registrations import register_all
 
 logger = logging.getLogger("envfleet.worker")
 
 LOST = "the worker that ran it was lost"
 HUNG = "the pool of its worker hung"
-_FINALS = ("final_obs", "_final_obs", "final_info", "_final_info")  # of no use for the masks of present observations
 
 
 class Episodes(enum.Enum):
@@ -59,15 +56,10 @@ class WorkerPool:
 
     def __init__(self, welcome: Welcome, arrays: Arrays, while_waiting: Callable[[], None] = lambda: None) -> None:
         """An env that cannot be built raises here. `while_waiting` is called now and then while envs are at work."""
-        self._while_waiting = while_waiting
+        self._builder = PoolBuilder(welcome, arrays, while_waiting)
         self._plan = welcome.plan
-        self._spec = _spec_of(welcome.plan, arrays)
         self._epoch = welcome.epoch
         self._num_beginnings = 0
-        # What set_attr() has set: a new pool gets it, too, also that of a replacement.
-        self._attributes: dict[str, list[Any]] = {name: from_plain(each) for name, each in welcome.attributes.items()}
-        self._changes = LiveChanges(map(_change_of, welcome.changes))  # likewise, for changes in resets
-        self._num_changes = max((each.number for each in welcome.changes), default=0)
         self._autoreset = welcome.plan.pool.autoreset
         self._reset_arguments: dict[str, Any] = {}
         self._last_obs: Any = None
@@ -76,6 +68,7 @@ class WorkerPool:
         self._hung: EnvFailed | None = None  # the last pool was given up, and the head was sent no rows since
         self._num_hung = 0  # pools that were given up since an episode was finished
         self._collector: Collector | FirstReadyCollector | None = None
+        self._untold: list[EnvFailed] = []  # of envs that a stream had left at work; the next rollout tells of them
         self._has_ended: Array = np.zeros(0, np.bool_)  # [num_envs]: envs whose next step is a reset
         self._episodes = Episodes.NONE
         self._build()
@@ -94,7 +87,7 @@ class WorkerPool:
             "num_beginnings": self._num_beginnings,
             "seed": self._seed,
             "reset_arguments": self._reset_arguments,
-            "reset_infos": _kept_infos(self._reset_infos),
+            "reset_infos": kept_infos(self._reset_infos),
             "last_obs": None if self._last_obs is None else self._obs.flatten(self._last_obs),
             "has_ended": self._has_ended.tolist(),
             "changes": self._episode_changes.saved,
@@ -103,7 +96,7 @@ class WorkerPool:
         }
         if self._collector is not None:
             obs, episodes, (infos, key, current), memory = self._collector.saved()
-            masks = None if infos is None else _kept_infos(infos), key, current
+            masks = None if infos is None else kept_infos(infos), key, current
             saved["collector"] = list(obs), dict(episodes), masks, memory
         return saved, why
 
@@ -146,6 +139,7 @@ class WorkerPool:
     def reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
         """Reset all envs, or those in the mask; the result has a row for each env."""
         self.require_idle(Autoreset(order.autoreset))
+        self._untold.clear()
         options = from_plain(order.options)
         is_begun = self._episodes in (Episodes.FRESH, Episodes.RESTORED, Episodes.RUNNING)
         is_partial = order.mask is not None and is_begun
@@ -185,6 +179,7 @@ class WorkerPool:
     def step(self, order: Step, arrays: Arrays) -> tuple[RowsReady, Arrays]:
         """A row for each env. Those of a pool that hangs are truncated, and another one takes its place."""
         self.require_idle(Autoreset(order.autoreset))
+        self._untold.clear()
         if self._episodes is Episodes.NONE:
             return self._rows_after_loss(order.order)
         failures: list[Exception] = []
@@ -212,8 +207,10 @@ class WorkerPool:
     def collector(self, failures: list[Exception]) -> Collector | FirstReadyCollector:
         """Ready for a rollout. Envs that were reset and not stepped since begin where they are.
 
-        An env whose reset fails is told of in `failures`.
+        An env whose reset fails is told of in `failures`, and one that failed while a checkpoint waited for it.
         """
+        failures += self._untold
+        self._untold.clear()
         if self._episodes is Episodes.RESTORED and not self.envs.closed:
             return self._restored_collector(failures)
         was_fresh = self._episodes is Episodes.FRESH
@@ -273,9 +270,10 @@ class WorkerPool:
         except EnvFailed:
             self._episodes, self._collector = Episodes.CUT_SHORT, None
             raise
+        num_changes = self._builder.num_changes
         for env_id, state in states.items():
             self._has_ended[env_id] = state.has_ended
-            self._episode_changes.restored(env_id, min(int(state.running.get("change", 0)), self._num_changes))
+            self._episode_changes.restored(env_id, min(int(state.running.get("change", 0)), num_changes))
         self._last_obs = obs
         self._collector = self._collector or self._new_collector(obs, None)
         self._collector.restored(obs, {env_id: state.running for env_id, state in states.items()})
@@ -301,7 +299,7 @@ class WorkerPool:
             self._switch_to(autoreset or self._autoreset)
 
     def require_idle(self, autoreset: Autoreset | None = None) -> None:
-        """As require_open(), and wait for envs that a stream has left at work."""
+        """As require_open(), and wait for envs that a stream has left at work. The stream may go on afterwards."""
         if isinstance(self._collector, FirstReadyCollector) and not self.envs.closed:
             failures: list[Exception] = []
             try:
@@ -310,7 +308,8 @@ class WorkerPool:
                 self.drop_collector()
                 failures.append(error)
             for each in failures:
-                logger.warning("after the end of a stream: %s", each)
+                logger.warning("of an env that a stream has left at work: %s", each)
+            self._untold += [each for each in failures if isinstance(each, EnvFailed)]
         self.require_open(autoreset)
 
     def give_up(self, error: PoolTimeout) -> str:
@@ -326,54 +325,32 @@ class WorkerPool:
         """Of each env, also if the pool is built anew."""
         self.require_idle()
         self.envs.set_attr(name, values)
-        self._attributes[name] = values
+        self._builder.attributes[name] = values
 
     def change(self, order: ChangeEnvs) -> None:
         """Have each env apply a change in its next reset, also if the pool is built anew."""
-        if order.number <= self._num_changes:
-            return  # it was in the welcome
-        change, self._num_changes = _change_of(order), order.number
-        self._changes.add(change)
-        if not self.envs.closed:
+        change = self._builder.add_change(order)
+        if change is not None and not self.envs.closed:
             self.envs.change(change)
 
     def failure(self, error: Exception) -> EnvFailure:
         """What the head is told of an env that failed."""
-        env_id = getattr(error, "env_id", 0)
-        text = str(error.args[0]) if error.args else str(error)
-        return EnvFailure(
-            kind=type(error).__name__,
-            env_id=self._plan.first_env_id + env_id,
-            error=sendable(text.removeprefix(f"env {env_id}: ")),  # the head names the env of the whole run
-            traceback=sendable(getattr(error, "child_traceback", "")),
-            seed=getattr(error, "seed", None),
-            last_action=_plain_action(getattr(error, "last_action", None)),
-        )
+        return env_failure(error, self._plan.first_env_id)
 
     @property
     def env_settings(self) -> tuple[EnvSpec, PoolConfig, Mapping[str, list[Any]], LiveChanges]:
         """What another pool of such envs needs: spec, settings, attributes and changes, which may become more."""
-        return self._spec, self._plan.pool, self._attributes, self._changes
+        return self._builder.spec, self._plan.pool, self._builder.attributes, self._builder.changes
 
     # -- inside --
 
     def _build(self) -> None:
-        config = replace(self._plan.pool, autoreset=self._autoreset, fails_late=True)
-        self.envs: EnvPool = make_pool(self._spec, config)
-        self.envs.call_while_waiting(self._while_waiting)
+        self.envs: EnvPool = self._builder.build(self._autoreset)
         self._obs = SpaceTree(self.envs.single_observation_space)
         self._actions = SpaceTree(self.envs.single_action_space)
         self._episode_changes = EpisodeChanges(self.envs.num_envs)
         self._has_ended = np.zeros(self.envs.num_envs, np.bool_)
         self._begin_anew()
-        try:
-            for name, values in self._attributes.items():
-                self.envs.set_attr(name, values)
-            for change in self._changes.last:
-                self.envs.change(change)
-        except BaseException:
-            self.envs.close()
-            raise
 
     def _begin_anew(self) -> None:
         """No env has been reset yet, or each is to be reset next."""
@@ -457,49 +434,6 @@ class WorkerPool:
         return RowsReady(order=order, info=plain_parts(info, "info"), failures=told), {**arrays, **fixed}
 
 
-def _change_of(message: ChangeEnvs) -> Change:
-    arguments = Arguments(tuple(from_plain(message.args)), from_plain(message.kwargs))
-    return Change(message.number, message.kind, message.name, arguments)
-
-
-def plain_parts(values: Mapping[str, Any], name: str) -> Any:
-    """What of a dictionary can cross the wire; what cannot is left out, and the log says so once."""
-    try:
-        return to_plain(dict(values), name)
-    except NotPlain:
-        kept = {}
-        for key, value in values.items():
-            try:
-                to_plain(value, f"{name}[{key!r}]")
-                kept[key] = value
-            except NotPlain as error:
-                if str(error) not in _told:
-                    _told.add(str(error))
-                    logger.warning("left out, since the head takes plain values only: %s", error)
-        return to_plain(kept, name)
-
-
-_told: set[str] = set()
-
-
-def _kept_infos(infos: Infos) -> Infos:
-    """What of the infos of present observations a checkpoint has."""
-    kept = {name: each for name, each in infos.items() if name not in _FINALS}
-    return from_plain(plain_parts(kept, "infos"))  # type: ignore[no-any-return]
-
-
-def sendable(text: str) -> str:
-    """Text of the user's code, which may hold half characters, as the wire can carry it."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _plain_action(action: Any) -> Any:
-    try:
-        return to_plain(action)
-    except NotPlain:
-        return to_plain(sendable(text_of(action)))
-
-
 def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception]) -> Any:
     """The result of a reset or step. Envs that failed have rows all the same; who asked hears of them."""
     try:
@@ -515,19 +449,6 @@ def _received(call: Callable[[], Any], envs: EnvPool, failures: list[Exception])
 
 def _zeros(num_envs: int) -> dict[str, Array]:
     return {name: np.zeros(num_envs, dtype) for name, dtype in FIXED.items()}
-
-
-def _spec_of(plan: PoolPlan, arrays: Arrays) -> EnvSpec:
-    if plan.env is None:
-        pickled = arrays["env"].tobytes()  # of the head, over an authenticated connection
-        spec, registrations = cloudpickle.loads(pickled)
-        register_all(registrations.specs())
-        assert isinstance(spec, EnvSpec)
-        return spec
-    if plan.native_file is not None:
-        load_native(plan.native_file)
-    kwargs: Any = plan.env.kwargs
-    return replace(plan.env, kwargs=[from_plain(each) for each in kwargs])
 
 
 def _first_seed(plan: PoolPlan, epoch: int, num_beginnings: int) -> int | None:
