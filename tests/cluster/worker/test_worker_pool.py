@@ -1,4 +1,4 @@
-"""WorkerPool in this process, on real pools: what a checkpoint has of it, and what of a stream is left to be told."""
+"""A worker's pool, stepping and states, in this process: what checkpoints have, and what of a stream is to be told."""
 
 import contextlib
 import os
@@ -17,8 +17,10 @@ from envfleet.cluster.wire.messages import RestoreState, SaveState, SetState, St
 from envfleet.cluster.wire.states import states_to_plain
 from envfleet.cluster.worker import link as link_module
 from envfleet.cluster.worker.link import Link
+from envfleet.cluster.worker.pool_states import PoolStates
+from envfleet.cluster.worker.pool_stepping import LOST, PoolStepping
 from envfleet.cluster.worker.worker import Worker
-from envfleet.cluster.worker.worker_pool import LOST, WorkerPool
+from envfleet.cluster.worker.worker_pool import WorkerPool
 from envfleet.cluster.worker.worker_state import decoded, encoded
 from envfleet.contract.pool_config import PoolConfig
 from tests.cluster.worker.test_link import PlayedSocket
@@ -70,7 +72,7 @@ def collected(pool, agent, num_steps, stream=0):
 
 
 def stepped(pool, autoreset="NextStep"):
-    return pool.step(Step(order=1, autoreset=autoreset), {"action.0": np.zeros(NUM_ENVS, np.int64)})
+    return PoolStepping(pool).step(Step(order=1, autoreset=autoreset), {"action.0": np.zeros(NUM_ENVS, np.int64)})
 
 
 class BrittleEnv(SavingEnv):
@@ -136,7 +138,7 @@ def test_an_env_without_an_episode_is_no_obstacle_for_a_checkpoint(tmp_path):
         arrays, (failure,) = collected(pool, agent, num_steps=2, stream=1)
         assert arrays["env_ids"].tolist() == [0] and failure.env_id == 1
         pool.require_idle()
-        saved, why = pool.saved()
+        saved, why = PoolStates(pool).saved()
         assert saved["collector"] is None and why is None
         arrays, failures = collected(pool, agent, num_steps=2, stream=1)  # all envs are reset
         assert not failures and not arrays["truncated"].any()
@@ -151,11 +153,11 @@ def as_stored(saved):
 
 def test_a_pool_that_was_never_reset_has_no_states_and_lacks_none():
     with worker_pool(SavingEnv) as pool:
-        saved, why = pool.saved()
+        saved, why = PoolStates(pool).saved()
         assert saved["envs"] is None and why is None
         first = pool.collector([])._obs
     with worker_pool(SavingEnv) as other:
-        other.restore(as_stored(saved))
+        PoolStates(other).restore(as_stored(saved))
         assert np.array_equal(other.collector([])._obs, first)  # with the seeds of the first
 
 
@@ -163,10 +165,10 @@ def test_a_pool_whose_episodes_were_cut_short_goes_on_there():
     with worker_pool(SavingEnv) as pool:
         ready, arrays = stepped(pool)  # of a process before this one
         assert ready.is_after_loss and arrays["truncated"].all()
-        saved, why = pool.saved()
+        saved, why = PoolStates(pool).saved()
         assert saved["envs"] is None and saved["episodes"] == "CUT_SHORT" and why is None
     with worker_pool(SavingEnv) as other:
-        other.restore(as_stored(saved))
+        PoolStates(other).restore(as_stored(saved))
         ready, arrays = stepped(other)  # it resets them: nobody hears of the loss again
         assert not ready.is_after_loss and not arrays["truncated"].any()
         assert LOST not in str(ready.info)
@@ -178,11 +180,11 @@ def test_an_env_that_was_lost_with_its_process_is_not_in_the_checkpoint():
         pid = inside.child_pid(pool.envs)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid), "the child is gone")
-        assert pool.saved()[1] is not None  # ChildDied, or NotReset already
-        saved, why = pool.saved()
+        assert PoolStates(pool).saved()[1] is not None  # ChildDied, or NotReset already
+        saved, why = PoolStates(pool).saved()
         assert saved["envs"] is None and "it has failed, and has no state" in why
     with worker_pool(SavingEnv) as other:
-        other.restore(as_stored(saved))
+        PoolStates(other).restore(as_stored(saved))
         assert not collected(other, RememberingAgent(), 2)[1]
 
 
@@ -205,12 +207,12 @@ def test_envs_that_take_too_long_to_save_are_left_out_and_go_on(tmp_path):
         collected(pool, agent, 2)
         (tmp_path / "wait").touch()
         with inside.impatient_pool(pool.envs):
-            saved, why = pool.saved()
+            saved, why = PoolStates(pool).saved()
         assert saved["envs"] is None and "timeout_s=0.3 s" in why
         (tmp_path / "wait").unlink()
         arrays, failures = collected(pool, agent, 2)
         assert not failures and not arrays["truncated"].any()
-        saved, why = pool.saved()
+        saved, why = PoolStates(pool).saved()
         assert len(saved["envs"]) == NUM_ENVS and why is None
 
 
@@ -222,15 +224,15 @@ def test_an_env_that_is_put_back_after_a_resume_is_not_remembered(batch_size):
     agent, settings = RememberingAgent(), {"batch_size": batch_size}
     with worker_pool(SavingEnv, {"limit": 1e6}, **settings) as pool:
         collected(pool, agent, 3)
-        states = pool.get_state([0])
-        saved = as_stored(pool.saved()[0])
+        states = PoolStates(pool).get_state([0])
+        saved = as_stored(PoolStates(pool).saved()[0])
         through = collected(pool, agent, 2)[0]["state.sum"]
         initial = agent.initial_state(1)["sum"][0]
         assert not np.isin(initial, through).any()
     with worker_pool(SavingEnv, {"limit": 1e6}, **settings) as other:
-        other.restore(saved)
+        PoolStates(other).restore(saved)
         order = SetState(env_ids=[0], env_names=[states[0].env_name], states=states_to_plain(states[:1]))
-        other.set_state(order)
+        PoolStates(other).set_state(order)
         begun = collected(other, agent, 2)[0]["state.sum"]
         assert np.array_equal(begun[0], initial)
         assert np.array_equal(begun[1], through[1])
