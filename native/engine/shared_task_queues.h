@@ -223,11 +223,13 @@ class SharedTaskQueues {
     return unfinished;
   }
 
+  /// A task never seems older than it is: one that has just begun does not have the time of the one before.
   Doing doing(std::uint32_t child) const {
     const Child& entry = children_[child];
+    const std::int32_t env_id = entry.doing_env_id.load(std::memory_order_acquire);  // first: see note_doing
     const auto since =
         Clock::time_point(std::chrono::nanoseconds(entry.doing_since_ns.load(std::memory_order_acquire)));
-    return {entry.doing_env_id.load(std::memory_order_acquire), entry.doing_op.load(std::memory_order_acquire),
+    return {env_id, entry.doing_op.load(std::memory_order_acquire),
             std::chrono::duration<double>(Clock::now() - since).count()};
   }
 
@@ -389,9 +391,9 @@ class SharedTaskQueues {
 
   void note_doing(std::int32_t env_id, Op op, Clock::time_point now) {
     Child& entry = children_[child_];
-    entry.doing_env_id.store(env_id, std::memory_order_relaxed);
-    entry.doing_op.store(op, std::memory_order_relaxed);
     entry.doing_since_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+    entry.doing_op.store(op, std::memory_order_relaxed);
+    entry.doing_env_id.store(env_id, std::memory_order_release);  // last: who reads it reads its time, or a later one
   }
 
   TaskQueuesShape shape_;

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from envfleet import ClusterEnv, EnvFailed, FunctionPolicy, PoolSettings, UsageError
-from tests.support.envs.changing_env import ChangingEnv, first_action
+from tests.support.envs.changing_env import ChangingEnv, SavingChangingEnv, first_action
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
 
-LEVEL, CALLS, START, PID = range(4)  # columns of ChangingEnv's observation
+LEVEL, CALLS, START, PID, STEP = range(5)  # columns of ChangingEnv's observation
 NUM_EACH = 2
 DEADLINE_S = 60.0
 
@@ -185,3 +185,29 @@ def test_first_ready_and_evaluation():
         levels.append(500)
         envs.broadcast("level", 500)
         require_exact(envs.rollout(policy, 8), levels)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("env", [SavingChangingEnv, ChangingEnv], ids=["own", "pickle"])
+def test_a_resumed_run_does_not_apply_changes_once_more(tmp_path, backend, env):
+    """Rows are those of a run that was not interrupted: also those of episodes that were under way."""
+    policy, seen = agent(), [LEVEL, CALLS, START, STEP]
+    settings = {"backend": backend, "pool": PoolSettings(env_states="pickle"), "seed": 1}
+
+    def rows(envs):
+        parts = [envs.rollout(policy, 4) for _ in range(2)]
+        return [(part.obs[..., seen].tolist(), part.changes.tolist()) for part in parts]
+
+    with ClusterEnv(env, 1, NUM_EACH, **settings) as envs:
+        envs.broadcast("level", 5)
+        envs.call_at_reset("note", "a")
+        envs.set_reset_options({"start": 9})
+        envs.rollout(policy, 4)  # in the middle of the second episode
+        envs.set_reset_options({"start": 10})  # for the third one
+        envs.save(tmp_path / "run.ckpt")
+        expected = rows(envs)
+    with ClusterEnv(env, 1, NUM_EACH, resume=tmp_path / "run.ckpt", **settings) as envs:
+        assert rows(envs) == expected
+        assert envs.get_attr("calls") == (["a"],) * NUM_EACH
+    starts = {row[2] for obs, _ in expected for step in obs for row in step}
+    assert starts == {9, 10}

@@ -261,3 +261,40 @@ def test_evaluations(fake_gpu, make):
         here = envfleet.evaluate(pool, module, 5, seed=0)
         there = envfleet.evaluate(pool, module.to(fake_gpu.NAME), 5, seed=0)
     require_equal([here.returns, here.lengths], [there.returns, there.lengths])
+
+
+class DrawsOnDevice(SquashedGaussian):
+    """Has its generator on the device of its actor."""
+
+    def seed(self, seed):
+        self._generator = DeviceGenerator()
+        self._generator.manual_seed(seed)
+
+
+class DeviceGenerator(torch.Generator):
+    """torch has no generators for devices that are written in Python."""
+
+
+def test_a_saved_generator_is_put_back_where_the_policy_draws():
+    actor = agents.SacActor(BOUNDED.low, BOUNDED.high)
+    policy, copy = DrawsOnDevice(actor), DrawsOnDevice(actor)
+    policy.seed(3)
+    copy.set_random_state(policy.get_random_state())
+    assert isinstance(copy._generator, DeviceGenerator)
+    assert copy.get_random_state() == policy.get_random_state()
+
+
+@pytest.mark.parametrize("kind", ["epsilon-greedy", "squashed", "noise"])
+def test_random_numbers_go_on_on_a_device(kind, fake_gpu):
+    """From where they were saved, and the same as on the CPU."""
+    obs = np.random.default_rng(0).normal(size=(NUM_ROWS, *OBS.shape)).astype(np.float32)
+    on_cpu, on_device, _ = twins(kind, fake_gpu)
+    _, copy, _ = twins(kind, fake_gpu)
+    for policy in (on_cpu, on_device):
+        policy.seed(3)
+        policy.act(obs)
+    copy.set_random_state(on_device.get_random_state())
+    for _ in range(3):
+        expected = on_device.act(obs).actions
+        assert_array_equal(copy.act(obs).actions, expected)
+        assert_allclose(on_cpu.act(obs).actions, expected, rtol=1e-5)

@@ -51,6 +51,17 @@ def impatient_pool(pool, timeout_s=0.3):
 
 
 @contextlib.contextmanager
+def quick_builds(pool, start_timeout_s=1.0):
+    """Envs that are built anew have this time only; tasks beyond the pool's timeout_s fail, as on workers."""
+    before = pool._backend._config
+    pool._backend._config = replace(before, start_timeout_s=start_timeout_s, fails_late=True)
+    try:
+        yield
+    finally:
+        pool._backend._config = before
+
+
+@contextlib.contextmanager
 def impatient_cluster(cluster, timeout_s=0.3):
     """Calls wait for this time only."""
     before = cluster._timing
@@ -59,3 +70,13 @@ def impatient_cluster(cluster, timeout_s=0.3):
         yield
     finally:
         cluster._timing, cluster._calling._timeout_s = before, before.timeout_s
+
+
+def worker_state(worker, order):
+    """The arrays with which a worker answers SaveState."""
+    return worker._state(order)[1]
+
+
+def restore_worker(worker, order, arrays):
+    """What a worker does with RestoreState."""
+    worker._restore(order, arrays)

@@ -2,16 +2,18 @@
 
 Changes are numbered: 1, 2, 3, ... Each env applies all that it has not applied yet, in this order, in its next reset.
 An env that is built anew begins with the last change of each kind and name; so does one that has not been reset for
-more than MOST_PENDING changes, or they would fill the memory. The info of every reset that follows a change has, under
+more than MOST_PENDING changes, or they would fill the memory. One that is put into a saved state has those that were
+applied before it was saved, and does not apply them once more. The info of every reset that follows a change has, under
 LIVE_CHANGE, the number of the last one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import pickle
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from envfleet.contract.errors import UsageError
@@ -32,6 +34,9 @@ class ChangeKind(enum.Enum):
     ATTRIBUTE = "attribute"  # sets an attribute
     CALL = "call"  # calls a method
     OPTIONS = "options"  # the options of this reset and of those that follow
+
+
+Applied = Collection[tuple[int, str, str]]  # number, kind and name of changes, in plain values
 
 
 class Arguments(NamedTuple):
@@ -130,11 +135,34 @@ class EnvChanges:
         self._of_all = of_all
         self.begin_anew()
 
-    def begin_anew(self) -> None:
-        """The env was built anew."""
+    def begin_anew(self, applied: Applied = ()) -> None:
+        """The env was built anew; or another one took its place, in which `applied` were applied before."""
         self.pending: deque[Change] = deque(self._of_all.last)
         self._number = 0  # of the last change that was applied
+        self._numbers: dict[tuple[ChangeKind, str], int] = {}  # likewise, of each kind and name
         self._options: dict[str, Any] | None = None
+        for change in self._pending_of(applied):
+            if change.kind is ChangeKind.OPTIONS:  # the env does not keep them
+                self._apply(change, None)
+            self._done(change)
+
+    @property
+    def applied(self) -> Applied:
+        """What the env has applied, for its saved state."""
+        return tuple((number, kind.value, name) for (kind, name), number in self._numbers.items())
+
+    def catch_up(self, applied: Applied, env: Any) -> None:
+        """Apply at once what is pending of `applied`. Then the env is put into a state that has come after these.
+
+        That need not save what they have changed. One that raises was told of when it was made.
+        """
+        for change in self._pending_of(applied):
+            with contextlib.suppress(Exception):
+                self._apply(change, env)
+            self._done(change)
+
+    def _pending_of(self, applied: Applied) -> list[Change]:
+        return [each for each in self.pending if (each.number, each.kind.value, each.name) in applied]
 
     def add(self, change: Change, num_pending: int) -> None:
         """One more to apply; with more than `num_pending`, only the last of each kind and name are kept."""
@@ -161,8 +189,12 @@ class EnvChanges:
             self._done(change)
 
     def _done(self, change: Change) -> None:
-        self.pending.popleft()
-        self._number = change.number
+        if self.pending[0] is change:
+            self.pending.popleft()
+        else:
+            self.pending = deque(each for each in self.pending if each is not change)
+        self._number = max(self._number, change.number)
+        self._numbers[change.kind, change.name] = change.number
 
     def _apply(self, change: Change, env: Any) -> None:
         args, kwargs = change.load()

@@ -77,14 +77,6 @@ class GaussianNoise(SavesTorchGenerator):
         """
         self._border.to_device(device)
 
-    def seed(self, seed: int) -> None:
-        """Draw from a generator of its own from now on.
-
-        Args:
-            seed: of the generator.
-        """
-        self._generator = self._torch.Generator().manual_seed(seed)
-
     def act(self, obs: Any) -> Acted:
         """Choose the actor's actions plus noise, clipped to the bounds.
 

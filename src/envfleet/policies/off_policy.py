@@ -72,14 +72,6 @@ class EpsilonGreedy(SavesTorchGenerator):
         """
         self._border.to_device(device)
 
-    def seed(self, seed: int) -> None:
-        """Draw from a generator of its own from now on.
-
-        Args:
-            seed: of the generator.
-        """
-        self._generator = self._torch.Generator().manual_seed(seed)
-
     def act(self, obs: Any, action_mask: Array | None = None) -> Acted:
         """Choose the best action of each row or, with probability epsilon, any.
 
@@ -261,14 +253,6 @@ class SquashedGaussian(SavesTorchGenerator):
             RuntimeError: torch finds no such device. Some builds of torch raise AssertionError.
         """
         self._border.to_device(device)
-
-    def seed(self, seed: int) -> None:
-        """Draw from a generator of its own from now on.
-
-        Args:
-            seed: of the generator.
-        """
-        self._generator = self._torch.Generator().manual_seed(seed)
 
     def act(self, obs: Any) -> Acted:
         """Sample actions.

@@ -69,10 +69,22 @@ def set_random_states(states: Mapping[str, Any]) -> bool:
 
 
 class SavesTorchGenerator:
-    """What a policy with `_generator`, one of torch's own or None, needs for checkpoints: see SavesRandomState."""
+    """What a policy with `_generator`, one of torch's own or None, needs for checkpoints: see SavesRandomState.
+
+    Numbers are drawn on the CPU, so that they are the same wherever the policy's module is. A policy that draws on
+    another device has a seed() of its own, which makes the generator there.
+    """
 
     _generator: Any
     _torch: Any
+
+    def seed(self, seed: int) -> None:
+        """Draw from a generator of its own from now on.
+
+        Args:
+            seed: of the generator.
+        """
+        self._generator = self._torch.Generator().manual_seed(seed)
 
     def get_random_state(self) -> bytes | None:
         """Return the state of the policy's generator.
@@ -90,7 +102,7 @@ class SavesTorchGenerator:
         """
         self._generator = None
         if state is not None:
-            self._generator = self._torch.Generator()
+            self.seed(0)  # only seed() knows on which device this policy draws
             self._generator.set_state(self._torch.frombuffer(bytearray(state), dtype=self._torch.uint8))
 
 

@@ -44,6 +44,7 @@ class EnvSaver:
 
     Attributes:
         name: Of the kind of env; a state fits only envs of the same name.
+        keeps_env: Whether restore() puts the env itself into the state; otherwise it returns another one.
     """
 
     def __init__(self, env: Any, how: EnvStates) -> None:
@@ -59,6 +60,7 @@ class EnvSaver:
         self._env: Env = env
         self._layers = _layers_of(env)
         self._hook = _hook_of(self._layers)
+        self.keeps_env = self._hook is not None
         inner = self._layers[-1 if self._hook is None else self._hook.place]
         if self._hook is None:
             _require_pickle(inner, self._layers, how)

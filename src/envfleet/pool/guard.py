@@ -15,7 +15,7 @@ import numpy as np
 from envfleet.contract.episode import Autoreset, Env, Episode, Transition
 from envfleet.contract.errors import EnvFailed, NotReset, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos.table import error_info
-from envfleet.contract.live_changes import ChangeFailed, LiveChanges
+from envfleet.contract.live_changes import Applied, ChangeFailed, LiveChanges
 from envfleet.contract.pool_config import EnvStates
 from envfleet.contract.results import WrongResult
 from envfleet.contract.state import EnvState
@@ -39,6 +39,10 @@ def backoff_s(num_failures: int) -> float:
 
 class StateNotRestored(Exception):
     """An env could not be put back into a saved state."""
+
+
+class LostTooOften(Exception):
+    """Each new process that ran an env was lost at the same task."""
 
 
 class Failure(NamedTuple):
@@ -75,7 +79,7 @@ class Failure(NamedTuple):
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, WrongResult | ChangeFailed | StateNotRestored | EnvTimedOut):
+    if isinstance(error, WrongResult | ChangeFailed | StateNotRestored | LostTooOften | EnvTimedOut):
         return f"{type(error).__name__}: {error}"  # without our module's name
     return traceback.format_exception_only(error)[-1].strip()
 
@@ -114,6 +118,13 @@ class _NoClock:
 _NO_CLOCK = _NoClock()
 
 
+class _NotBuilt:
+    """Stands for an env that is built before its next step or reset."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LostTooOften("the env is not built: several processes in a row could not; its next reset tries again")
+
+
 class GuardedEpisode:
     """An episode whose env may fail.
 
@@ -136,6 +147,8 @@ class GuardedEpisode:
         check_obs: Callable[[Any], None] | None = None,  # raises for an observation that cannot be used
         env_errors: tuple[type[BaseException], ...] = ENV_ERRORS,  # what counts as a failure of the env
         lost_because: str | None = None,  # set: an earlier instance is gone, and the caller does not know yet
+        num_losses: int | None = None,  # set: processes lost at its task, which is not tried again
+        builds_later: bool = False,  # the env is built before its first step or reset, not here
         seed: int | None = None,  # of the earlier instance
         changes: LiveChanges | None = None,  # that are made while envs run
         clock: TaskClock = _NO_CLOCK,
@@ -147,13 +160,15 @@ class GuardedEpisode:
         self._counts = counts
         self._max_restarts = max_restarts
         self._lost_because = lost_because
+        self._num_losses = num_losses
         self._seed = seed
-        self._must_rebuild = False
+        self._must_rebuild = builds_later
         self._clock = clock
         self._env_errors = env_errors
         self._action: Any = None  # of the last step; None: the last call was no step
         self._obs_before = empty_obs  # what the last call found
-        self._episode = Episode(build(), autoreset, last_obs=empty_obs, next_seed=self._seed_of_rebuilt())
+        env: Any = _NotBuilt() if builds_later else build()
+        self._episode = Episode(env, autoreset, last_obs=empty_obs, next_seed=self._seed_of_rebuilt())
         if check_obs is not None:
             self._episode.check_obs = check_obs
         if changes is not None:
@@ -192,6 +207,9 @@ class GuardedEpisode:
         try:
             if self._lost_because is not None:
                 reason, self._lost_because = self._lost_because, None
+                if self._num_losses is not None:
+                    return self._lost_too_often(reason)
+                self._rebuild_if_needed()
                 return self._cut_short(reason)
             self._rebuild_if_needed()
             transition = self._episode.step(action)
@@ -209,9 +227,11 @@ class GuardedEpisode:
         self.failure = None
         self._action = None
         self._obs_before = self._episode.last_obs
-        self._lost_because = None
+        reason, self._lost_because = self._lost_because, None
         if seed is not None:
             self._seed = seed
+        if self._num_losses is not None:
+            return self._lost_too_often(str(reason))
         while True:
             try:
                 self._rebuild_if_needed()
@@ -236,7 +256,7 @@ class GuardedEpisode:
         if self._must_rebuild or self._lost_because is not None:
             raise NotReset("it has failed, and has no state: reset it before you save it")
         saver = EnvSaver(self.env, how)
-        kept = saver.save(), episode.last_obs, episode.next_seed, self._seed
+        kept = saver.save(), episode.last_obs, episode.next_seed, self._seed, episode.changes.applied
         return EnvState(saver.name, pickled(kept), episode.num_steps, episode.ended, {})
 
     def restore(self, state: EnvState, how: EnvStates) -> None:
@@ -250,14 +270,18 @@ class GuardedEpisode:
         self.failure = None
         try:
             self._rebuild_if_needed()
-            saved, last_obs, next_seed, seed = pickle.loads(state.state)
-            env = EnvSaver(self.env, how).restore(saved)
+            saved, last_obs, next_seed, seed, *rest = pickle.loads(state.state)
+            applied: Applied = rest[0] if rest else ()  # states of EnvFleet 0.9 have none
+            saver = EnvSaver(self.env, how)
+            if saver.keeps_env:
+                episode.changes.catch_up(applied, self.env)
+            env = saver.restore(saved)
         except self._env_errors as error:
-            episode.ended, self._must_rebuild = True, self._max_restarts is not None
+            episode.ended, self._must_rebuild = True, self._max_restarts is not None or not self._is_built
             text = f"in set_state(): {_one_line(error)}; it must be reset"
             raise StateNotRestored(text) from error
         if env is not episode.env:  # it may be older than live changes
-            episode.changes.begin_anew()
+            episode.changes.begin_anew(applied)
         episode.env, episode.last_obs, episode.next_seed = env, last_obs, next_seed
         episode.num_steps, episode.ended = state.num_steps, state.has_ended
         self._seed, self._lost_because, self._action, self._obs_before = seed, None, None, last_obs
@@ -287,7 +311,7 @@ class GuardedEpisode:
         self._clock.renew()
         num_failures = self._counts.add_failure(self._env_id)
         restarts = self._max_restarts is not None
-        must_rebuild = self._must_rebuild = restarts or isinstance(error, EnvTimedOut)
+        must_rebuild = self._must_rebuild = restarts or not self._is_built or isinstance(error, EnvTimedOut)
         failure = Failure.of(self._env_id, error, self._seed, action)
         if not restarts:
             self.failure = failure
@@ -302,6 +326,13 @@ class GuardedEpisode:
         except self._env_errors as second:  # a same-step reset, or the new env, failed as well
             self._must_rebuild = must_rebuild or isinstance(second, EnvTimedOut)
             return self._ended_by(f"{failure.error}; then, in reset: {Failure.of(self._env_id, second).error}")
+
+    def _lost_too_often(self, reason: str) -> Transition:
+        """End the row instead of trying once more. The next task may succeed."""
+        num_losses, self._num_losses = self._num_losses, None
+        error = LostTooOften(f"{num_losses} processes in a row were lost at this task, which is given up; {reason}")
+        self.failure = Failure.of(self._env_id, error, self._seed, self._action)
+        return self._ended_by(self.failure.error)
 
     def _ended_by(self, reason: str) -> Transition:
         self._episode.ended = True
@@ -328,6 +359,10 @@ class GuardedEpisode:
         self._episode.changes.begin_anew()
         self._episode.next_seed = self._seed_of_rebuilt()
         self._must_rebuild = False
+
+    @property
+    def _is_built(self) -> bool:
+        return not isinstance(self._episode.env, _NotBuilt)
 
     def _seed_of_rebuilt(self) -> int | None:
         """A seed that differs from failure to failure (the same one might fail again), but not from run to run."""

@@ -4,7 +4,9 @@ import dataclasses
 import logging
 import os
 import signal
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch  # noqa: TID253 - agents of torch are part of this
 
 import envfleet
 from envfleet import APS, CheckpointError, ClusterEnv, ClusterTimeout, EnvBusy, EveryUpdate, Never, UsageError
+from envfleet.cluster.checkpoint.saving import StatesOfWorkers
 from envfleet.cluster.sync import Every
 from envfleet.contract.errors import NotReset, StepOnEndedEpisode
 from tests.support.agents.aps_agents import NoiseEnv
@@ -26,6 +29,7 @@ from tests.support.cluster.torch_learners import (
     TorchLearner,
 )
 from tests.support.equal_arrays import assert_array_equal
+from tests.support.inside import fleet
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
@@ -378,6 +382,39 @@ def test_a_worker_that_dies_after_a_resume_does_not_restore_again(tmp_path):
         third = rollout_digest(cluster.rollout(learner.agent, NUM_STEPS))
     with cart_poles(resume=tmp_path / "again.ckpt") as cluster:
         assert rollout_digest(cluster.rollout(learner.agent, NUM_STEPS)) == third
+
+
+def test_what_a_worker_said_does_not_fit_the_process_in_its_place(tmp_path, monkeypatch):
+    """It answers, and is lost and replaced before the other one has answered."""
+    has_answered, taken = threading.Event(), StatesOfWorkers._taken
+
+    def noted(self, worker, number):
+        answer = taken(self, worker, number)
+        if worker == 0 and answer is not None:
+            has_answered.set()
+        return answer
+
+    monkeypatch.setattr(StatesOfWorkers, "_taken", noted)
+    learner = NumpyLearner()
+    with cart_poles() as cluster:
+        learner.update(cluster)
+        pids = [worker.pid for worker in cluster.stats().workers]
+
+        def replace_first():
+            assert has_answered.wait(30.0)
+            os.kill(pids[0], signal.SIGKILL)
+            wait_until(
+                lambda: fleet(cluster)[0].is_ready and cluster.stats().workers[0].pid != pids[0], "it is replaced"
+            )
+            os.kill(pids[1], signal.SIGCONT)
+
+        os.kill(pids[1], signal.SIGSTOP)
+        with ThreadPoolExecutor() as threads:
+            helper = threads.submit(replace_first)
+            cluster.save(tmp_path / "run.ckpt", extra=learner.state())
+            helper.result(60.0)
+    saved = envfleet.cluster.checkpoint.checkpoint.read_checkpoint(tmp_path / "run.ckpt")[1]
+    assert [each.state is None for each in saved.head.workers] == [True, False]
 
 
 def test_a_worker_that_is_lost_during_save_has_no_state(tmp_path):

@@ -126,24 +126,13 @@ Host *
 def running_sshd(folder, **settings):
     skip_without_sshd()
     server = Sshd(folder, **settings)
-    with _privilege_folder():
-        server.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-
-
-@contextlib.contextmanager
-def _privilege_folder():
-    if os.getuid() or PRIVILEGE_FOLDER.exists():
-        yield
-        return
-    PRIVILEGE_FOLDER.mkdir(mode=0o755)
+    if not os.getuid():  # it stays: the servers of another suite on this machine may need it
+        PRIVILEGE_FOLDER.mkdir(mode=0o755, exist_ok=True)
+    server.start()
     try:
-        yield
+        yield server
     finally:
-        PRIVILEGE_FOLDER.rmdir()
+        server.stop()
 
 
 def free_port():

@@ -1,10 +1,12 @@
 """Envs that hang in a process pool: only the one that hangs fails, whatever it hangs in."""
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -14,7 +16,16 @@ from gymnasium.vector import SyncVectorEnv
 import envfleet
 from envfleet.pool import waits
 from envfleet.pool.process.interruption import INTERRUPT_SIGNAL
-from tests.support.envs.hanging_envs import DEAF, INTERRUPTIBLE, HangingEnv, has_hung, tell_to_hang
+from tests.support import inside
+from tests.support.envs.hanging_envs import (
+    DEAF,
+    INTERRUPTIBLE,
+    HangingEnv,
+    hang_no_more,
+    has_hung,
+    let_go_on,
+    tell_to_hang,
+)
 from tests.support.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
@@ -129,14 +140,23 @@ def test_without_restart_nothing_is_lost_until_the_caller_gives_the_env_up(tmp_p
 
 def test_a_second_wait_lasts_as_long_as_the_first(tmp_path):
     """Or a caller that goes on waiting would hear PoolTimeout again at once."""
-    with make(tmp_path, num_envs=1, num_workers=1) as pool:
+    with make(tmp_path, num_envs=1, num_workers=1, timeout_s=3.0) as pool:
         pool.reset(seed=0)
-        tell_to_hang(tmp_path, 0, "sleep")
-        for receive in (lambda: pool.step(acts(1)), pool.recv, pool.recv):
-            begun_s = time.monotonic()
-            with pytest.raises(envfleet.PoolTimeout, match=r"timeout_s=1 s"):
-                receive()
-            assert time.monotonic() - begun_s >= 1.0
+        tell_to_hang(tmp_path, 0, "held")
+        with pytest.raises(envfleet.PoolTimeout, match=r"timeout_s=3 s"):
+            pool.step(acts(1))
+        late = pool._backend._late
+        first_wait_s = late._begun_s
+
+        def let_go():
+            wait_until(lambda: late._begun_s != first_wait_s, "the second wait has looked at what is late")
+            let_go_on(tmp_path, 0)
+
+        with ThreadPoolExecutor() as threads:
+            helper = threads.submit(let_go)
+            obs, *_ = pool.recv()
+            helper.result(20.0)
+        assert obs[0, 1] == 1
 
 
 def test_a_killed_process_without_restart(tmp_path):
@@ -180,6 +200,68 @@ def test_a_reset_that_hangs_is_made_again(tmp_path):
         assert has_hung(tmp_path, LATE, "reset")
         assert obs[:, 1].tolist() == [0] * NUM_ENVS
         assert not pool.step(acts())[3].any()
+
+
+MOST_RAISED = 20  # by far more than any wait here has errors
+
+
+def received(receive, again):
+    """A batch, and all that was raised before it came."""
+    raised = []
+    while len(raised) < MOST_RAISED:
+        try:
+            return receive(), raised
+        except envfleet.EnvFailed as error:
+            raised.append(error)
+        receive = again
+    raise AssertionError(f"no batch, but {raised}")
+
+
+@pytest.mark.parametrize(("how", "mode"), [("c", "next_step"), ("stopped", "same_step")])
+def test_a_reset_that_hangs_in_every_new_process_is_not_made_for_ever(tmp_path, monkeypatch, how, mode):
+    """Its row ends with an error; the other envs of its process have theirs, and a later reset may succeed."""
+    monkeypatch.setattr("envfleet.pool.process.late_envs.INTERRUPT_GRACE_S", 0.1)
+    settings = {"on_env_error": "restart", "max_env_restarts": 1, "timeout_s": 0.5, "autoreset_mode": mode}
+    with make(tmp_path, num_envs=2, num_workers=1, **settings) as pool:
+        pool.reset(seed=0)
+        tell_to_hang(tmp_path, 0, how, "reset", always=True)
+        if mode == "same_step":  # the env is lost in a step, and the reset that follows in the same step hangs
+            os.kill(pool._backend._task_queues.pid(0), signal.SIGKILL)
+        begin = partial(pool.reset, seed=1) if mode == "next_step" else partial(pool.step, acts(2))
+        result, raised = received(begin, pool.recv)
+        assert [type(error) for error in raised[:-1]] == [envfleet.ChildDied] * (len(raised) - 1)
+        assert type(raised[-1]) is envfleet.EnvFailed and raised[-1].env_id == 0
+        assert "4 processes in a row were lost at this task" in str(raised[-1])
+        where = "reset" if mode == "next_step" else "step"  # of which the reset is a part
+        assert f"in {where}() for longer than timeout_s=0.5 s" in str(raised[-1])
+        assert result[3].tolist() == [True, mode == "same_step"]
+        assert "timeout_s=0.5 s" in result[-1]["env_error"][0]
+        _, raised = received(partial(pool.reset, seed=1), pool.recv)
+        assert [type(error) for error in raised] == [envfleet.ChildDied, envfleet.EnvFailed]  # one more try
+        hang_no_more(tmp_path, 0, "reset")
+        obs, _ = pool.reset(seed=1)
+        assert obs[:, 1].tolist() == [0, 0]
+        assert not pool.step(acts(2))[3].any()
+
+
+@pytest.mark.parametrize(("how", "on_env_error"), [("raise", "raise"), ("stopped", "restart")])
+def test_a_constructor_that_fails_in_every_new_process_is_not_called_for_ever(tmp_path, monkeypatch, how, on_env_error):
+    monkeypatch.setattr("envfleet.pool.process.late_envs.INTERRUPT_GRACE_S", 0.1)
+    restarts = {"max_env_restarts": 1} if on_env_error == "restart" else {}
+    with make(tmp_path, num_envs=2, num_workers=1, on_env_error=on_env_error, **restarts) as pool:
+        pool.reset(seed=0)
+        with inside.quick_builds(pool) if how == "stopped" else contextlib.nullcontext():
+            tell_to_hang(tmp_path, 0, how, "build", always=True)
+            os.kill(inside.child_pid(pool), signal.SIGKILL)
+            result, raised = received(partial(pool.step, acts(2)), pool.recv)
+            assert result[3].tolist() == [True, True] == result[-1]["_env_error"].tolist()
+            assert raised[-1].env_id == 0
+            text = str(raised[-1])
+            assert "no licence" in text if how == "raise" else "lost at this task" in text or "EnvTimedOut" in text
+        hang_no_more(tmp_path, 0, "build")
+        obs, _ = pool.reset(seed=1)
+        assert obs[:, 1].tolist() == [0, 0]
+        assert not pool.step(acts(2))[3].any()
 
 
 def test_an_env_that_hangs_once_too_often(tmp_path):
@@ -233,6 +315,22 @@ def test_an_asynchronous_pool_goes_on_meanwhile(tmp_path):
             pool.send(np.zeros(2, np.int64), info["env_id"])
         assert "timeout_s=1 s" in errors[0]
         assert min(counts[others(LATE)]) > 10 * counts[LATE]  # they did not wait for it
+
+
+def test_an_asynchronous_pool_gives_up_whom_the_caller_gives_up(tmp_path):
+    """Though batches of the others are always full, so that nothing is ever waited for."""
+    with make(tmp_path, num_workers=NUM_ENVS, batch_size=2, timeout_s=None) as pool:
+        pool.async_reset(seed=0)
+        tell_to_hang(tmp_path, LATE, "sleep")
+        deadline_s, is_given_up = time.monotonic() + 60.0, False
+        with pytest.raises(envfleet.EnvFailed, match="EnvTimedOut") as caught:
+            while time.monotonic() < deadline_s:
+                *_, info = pool.recv()
+                pool.send(np.zeros(2, np.int64), info["env_id"])
+                if not is_given_up and has_hung(tmp_path, LATE):
+                    pool.give_up([LATE])
+                    is_given_up = True
+        assert caught.value.env_id == LATE
 
 
 def test_a_signal_that_comes_too_late_hits_nobody(tmp_path):

@@ -51,6 +51,16 @@ class ChangingEnv(gymnasium.Env[Any, Any]):
         return np.array([self.level, len(self.calls), self._start, os.getpid(), self._num_steps], np.float64)
 
 
+class SavingChangingEnv(ChangingEnv):
+    """Its states have the calls, and not the level: that is what it was built or changed with."""
+
+    def get_state(self) -> Any:
+        return list(self.calls), self._start, self._num_steps, self._last_level
+
+    def set_state(self, state: Any) -> None:
+        self.calls, self._start, self._num_steps, self._last_level = state
+
+
 def first_action(weights: Any, obs: Any) -> Any:
     """For a FunctionPolicy."""
     return np.zeros(len(obs), np.int64)

@@ -18,7 +18,8 @@ DEAF = ("c", "stopped", "swallow")  # must be killed
 class HangingEnv(gymnasium.Env):
     """Observations are [a number drawn in this step, steps in this episode, episodes]: each env has its own trajectory.
 
-    A file `hang-step-NAME`, `hang-reset-NAME` or `hang-build-NAME` in `folder` makes it hang there, once.
+    A file `hang-step-NAME`, `hang-reset-NAME` or `hang-build-NAME` in `folder` makes it hang there, once or always.
+    The file has the name of one of `_WAYS`, or "held": then it goes on when `let_go_on` says so.
     """
 
     def __init__(self, folder, name=0, length=7, step_s=0.0):
@@ -51,16 +52,22 @@ class HangingEnv(gymnasium.Env):
     def _hang(self, where):
         file = self.folder / f"hang-{where}-{self.name}"
         try:
-            how = file.read_text()
-            file.unlink()
+            how, *always = file.read_text().split()
+            if not always:
+                file.unlink()
         except FileNotFoundError:
             return
-        (self.folder / f"hung-{where}-{self.name}").write_text(str(os.getpid()))
-        hang(how)
+        mark = self.folder / f"hung-{where}-{self.name}"
+        mark.write_text(str(os.getpid()))
+        if how == "held":
+            while mark.exists():
+                time.sleep(0.01)
+        else:
+            hang(how)
 
 
 def hang(how):
-    """For ever."""
+    """For ever; or raise, once or always."""
     _WAYS[how]()
 
 
@@ -87,7 +94,12 @@ def _stop():
     time.sleep(3600)
 
 
+def _raise():
+    raise RuntimeError("the simulator has no licence")
+
+
 _WAYS = {
+    "raise": _raise,
     "sleep": lambda: time.sleep(3600),
     "loop": _loop,
     "read": lambda: os.read(os.pipe()[0], 1),
@@ -98,12 +110,22 @@ _WAYS = {
 }
 
 
-def tell_to_hang(folder, name, how, where="step"):
-    """In its next step or reset."""
+def tell_to_hang(folder, name, how, where="step", *, always=False):
+    """In its next step or reset; always: and in those after it, until `hang_no_more`."""
     (Path(folder) / f"hung-{where}-{name}").unlink(missing_ok=True)
     partial = Path(folder) / f"partial-{where}-{name}"
-    partial.write_text(how)
+    partial.write_text(f"{how} always" if always else how)
     partial.rename(Path(folder) / f"hang-{where}-{name}")
+
+
+def hang_no_more(folder, name, where="step"):
+    """It was told to hang always."""
+    (Path(folder) / f"hang-{where}-{name}").unlink()
+
+
+def let_go_on(folder, name, where="step"):
+    """It was told to hang "held", and does."""
+    (Path(folder) / f"hung-{where}-{name}").unlink()
 
 
 def has_hung(folder, name, where="step"):

@@ -12,7 +12,7 @@ import numpy as np
 from envfleet.cluster.wire.evaluations import arrays_of
 from envfleet.cluster.wire.messages import Evaluate, EvaluationProgress, EvaluationReady
 from envfleet.cluster.worker.collecting.policy_state import PolicyError
-from envfleet.cluster.worker.worker_pool import plain_parts
+from envfleet.cluster.worker.plain_answers import plain_parts
 from envfleet.contract.arrays import Array, Arrays
 from envfleet.contract.episode import Autoreset
 from envfleet.contract.errors import EnvFailed, PoolTimeout, UsageError

@@ -56,8 +56,11 @@ from envfleet.cluster.worker.collecting.policy_state import PolicyError
 from envfleet.cluster.worker.evaluation_pool import EvaluationHung, EvaluationPool
 from envfleet.cluster.worker.keys import take_keys
 from envfleet.cluster.worker.link import Cancelled, Leave, Link
+from envfleet.cluster.worker.plain_answers import plain_parts, sendable
+from envfleet.cluster.worker.pool_states import PoolStates
+from envfleet.cluster.worker.pool_stepping import PoolStepping
 from envfleet.cluster.worker.watchdog import leave_with_stdin
-from envfleet.cluster.worker.worker_pool import WorkerPool, plain_parts, sendable
+from envfleet.cluster.worker.worker_pool import WorkerPool
 from envfleet.cluster.worker.worker_state import (
     OWN_NUMBERS,
     SavedPolicy,
@@ -90,6 +93,7 @@ class Worker:
         self._link = link
         self._sync: SyncRule = welcome.sync
         self._pool = WorkerPool(welcome, arrays, link.look)
+        self._stepping, self._states = PoolStepping(self._pool), PoolStates(self._pool)
         self._evaluations = EvaluationPool(*self._pool.env_settings, link.look)
         self._device = welcome.device
         self._copies = PolicyCopies(has_several=welcome.plan.pool.line is Line.FIRST_READY, device=self._device)
@@ -148,7 +152,7 @@ class Worker:
         if link.is_cancelled(order.order):
             raise Cancelled
         if isinstance(order, Step):
-            link.answer(*self._pool.step(order, arrays))
+            link.answer(*self._stepping.step(order, arrays))
         elif isinstance(order, Collect):
             link.answer(*self._collect(order))
         elif isinstance(order, Evaluate):
@@ -164,7 +168,7 @@ class Worker:
         """The answer to an order about single envs: a value for each env of the pool, as a message carries it."""
         pool = self._pool
         if isinstance(order, GetState):
-            return states_to_plain(pool.get_state(order.env_ids))
+            return states_to_plain(self._states.get_state(order.env_ids))
         if isinstance(order, Call):
             pool.require_idle()
             envs, args, kwargs = pool.envs, from_plain(order.args), from_plain(order.kwargs)
@@ -174,7 +178,7 @@ class Worker:
         if isinstance(order, SetAttr):
             pool.set_attr(order.name, from_plain(order.values))
         else:
-            pool.set_state(order)
+            self._states.set_state(order)
         return to_plain([None] * pool.envs.num_envs)
 
     def _reset(self, order: Reset) -> tuple[RowsReady, Arrays]:
@@ -182,7 +186,7 @@ class Worker:
             self._seeds = np.random.SeedSequence((order.seeds[0], self._first_env_id, 1))
             self._copies.forget_seeds()
             self._forget_saved_numbers()
-        return self._pool.reset(order)
+        return self._stepping.reset(order)
 
     def _carry_out_always(self, order: ChangeEnvs | RestoreState, arrays: Arrays) -> None:
         if isinstance(order, RestoreState):
@@ -206,8 +210,10 @@ class Worker:
                 arrays, distribution, infos = collector.collect(copies, *rest, stream=order.stream)
             else:
                 arrays, distribution, infos = collector.collect(copies.newest, *rest)
-        except StepOnEndedEpisode:
+        except StepOnEndedEpisode as ended:
             self._pool.drop_collector()
+            if (cause := _cause_of(ended, failures)) is not None:
+                raise cause from None
             raise
         ready = RolloutReady(
             order=order.order,
@@ -232,7 +238,7 @@ class Worker:
     def _state(self, order: SaveState) -> tuple[StateReady, Arrays]:
         """All that decides what this worker does next."""
         self._pool.require_idle()
-        pool, why_no_envs = self._pool.saved()
+        pool, why_no_envs = self._states.saved()
         left_out = [] if why_no_envs is None else [f"its envs have no states: {why_no_envs}"]
         copies, link, waiting = self._copies, self._link, self._saved_policy
         code_id, version, weights = copies.code_id, copies.version, dict[str, Any]()
@@ -267,7 +273,7 @@ class Worker:
 
     def _restore(self, order: RestoreState, arrays: Arrays) -> None:
         saved = decoded(arrays[STATE])
-        self._pool.restore(saved["pool"])
+        self._states.restore(saved["pool"])
         self._seeds, self._link.news = sequence_of(saved["seeds"]), News(*saved["news"])
         self._random_states = {} if set_random_states(saved["random"]) else {"torch": saved["random"]["torch"]}
         if order.weights is None:
@@ -338,6 +344,12 @@ class Worker:
         line = sendable(str(error) if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}")
         failures = [self._pool.failure(error)] if isinstance(error, EnvFailed) else []
         self._link.answer(OrderFailed(order=order, kind=kind, error=line, traceback=text, failures=failures))
+
+
+def _cause_of(ended: StepOnEndedEpisode, failures: list[Exception]) -> EnvFailed | None:
+    """Why the env has no episode, if it failed in the same order."""
+    env_id = getattr(ended, "env_id", None)
+    return next((each for each in reversed(failures) if isinstance(each, EnvFailed) and each.env_id == env_id), None)
 
 
 def main(argv: list[str] | None = None) -> int:

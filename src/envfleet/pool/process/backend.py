@@ -85,6 +85,7 @@ class ProcessBackend:
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """Write seeds and options for the children, and queue the resets of these envs."""
+        self._children.begin_tasks(env_ids)
         self._channel.put_code(Windows.options, options, "options")
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._task_queues.set_seed(env_id, seed)
@@ -101,6 +102,7 @@ class ProcessBackend:
                 column[... if env_ids is None else env_ids] = leaf
         if env_ids is None:
             env_ids = self._all_env_ids
+        self._children.begin_tasks(env_ids)
         if self._action_tree.object_leaves:
             for row, env_id in enumerate(env_ids.tolist()):
                 objects = [action_leaves[leaf][row] for leaf in self._action_tree.object_leaves]

@@ -125,6 +125,8 @@ class Start(NamedTuple):
     config: PoolConfig
     times_steps: bool
     lost_because: str | None  # set: this child takes the place of one that died
+    num_losses: dict[int, int]  # by env id, of tasks that are not tried again: children that were lost at them
+    builds_later: bool  # envs are built in their first tasks: children before this one were lost while they built them
     delay_s: float  # before it builds anything: the back-off of a child that dies again and again
     changes: ChangesSoFar = NO_CHANGES
 
@@ -230,12 +232,15 @@ class ChildProcess:
                     check_obs=check_obs,
                     env_errors=(BaseException,),  # no Ctrl-C reaches this process: the env has raised it
                     lost_because=start.lost_because,
+                    num_losses=start.num_losses.get(env_id),
+                    builds_later=start.builds_later,
                     seed=start.seeds[env_id - start.first_env],
                     changes=self._changes.changes,
                     clock=clock,
                 )
                 self._episodes[env_id] = episode
-                require_same_spaces(traits, episode.env, env_id, start.config.observation_mode)
+                if not start.builds_later:
+                    require_same_spaces(traits, episode.env, env_id, start.config.observation_mode)
             except BaseException as error:
                 self._close_envs()
                 raise _BuildFailed(Failure.of(env_id, error)) from error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envfleet._native import core
+from envfleet.contract.arrays import IntArray
 from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvTraits
@@ -33,6 +34,8 @@ from envfleet.pool.registrations import Registrations
 from envfleet.pool.waits import HOW_TO_RAISE, WaitLog, deadline_in, limit_text, slice_s
 
 logger = logging.getLogger("envfleet.pool")
+
+MOST_LOSSES = 3  # children in a row that may be lost at one task of an env, or while they build their envs
 
 _READY, _NEWS = core.Waiting.READY, core.Waiting.NEWS
 
@@ -65,6 +68,9 @@ class Children:
         self._changes: ChangeSender | None = None  # once the arrays are laid out
         self._has_begun = False
         self._seeds: list[int | None] = [None] * shape.num_envs  # of each env's last seeded reset
+        self._num_losses: dict[int, int] = {}  # by env id: children that were lost at its last task
+        self._most_losses = max(config.env_restarts or 0, MOST_LOSSES)
+        self._num_not_built = [0] * shape.num_children  # children in a row that were lost while they built their envs
         self._num_requests = [1] * shape.num_children  # the first reply says that the child is ready
         self.spawned_s = [0.0] * shape.num_children  # when each child's process was asked for
         self.killed_because: dict[int, str] = {}  # by child: of the death that is to be noticed next
@@ -142,6 +148,8 @@ class Children:
             config=self._config,
             times_steps=times_steps,
             lost_because=lost_because,
+            num_losses={each: number for each, number in self._num_losses.items() if number > self._most_losses},
+            builds_later=self._num_not_built[child] > MOST_LOSSES,
             delay_s=delay_s,
             changes=NO_CHANGES if self._changes is None else self._changes.for_new_child(child),
         )
@@ -153,6 +161,12 @@ class Children:
         """A reset of this env is sent; None: it has no seed, and that of an earlier reset still counts."""
         if seed is not None:
             self._seeds[env_id] = seed
+
+    def begin_tasks(self, env_ids: IntArray) -> None:
+        """Tasks of these envs are sent. One whose last task was given up has a single try more."""
+        for env_id in env_ids.tolist() if self._num_losses else ():
+            if self._num_losses.pop(env_id, 0) > self._most_losses:
+                self._num_losses[env_id] = self._most_losses
 
     # -- asking --
 
@@ -247,7 +261,12 @@ class Children:
         reason, child_traceback = self.reports.death_of(child, how), ""
         if isinstance(reply, Failure) and how == BROKE_DOWN_TEXT:
             reason, child_traceback = f"{reason}: {reply.error}", reply.traceback
-        self._task_queues.recover(child)
+        if self._task_queues.wait_replies(child, 1, 0.0) is not _READY:
+            self._num_not_built[child] += 1
+        elif self._num_not_built[child] <= MOST_LOSSES:
+            self._num_not_built[child] = 0
+        if doing.env_id in self._task_queues.recover(child):
+            self._num_losses[culprit] = self._num_losses.get(culprit, 0) + 1
         self._num_requests[child] = 1
         num_failures = self._task_queues.add_failure(culprit)
         is_last = self._config.env_restarts is None or num_failures > self._config.env_restarts
