@@ -71,6 +71,7 @@ def test_joining_and_selecting_are_inverse(data):
     require_equal(joined.columns, _gymnasiums(infos, 6))
     for row in range(6):
         require_equal(joined.row(row), infos.get(row, {}))
+        require_equal(joined.rows()[row], infos.get(row, {}))
 
 
 @given(st.data())
