@@ -30,7 +30,7 @@ class Settings:
     num_envs: int = setting(16, "environments; of each worker, if there are workers")
     num_workers: int = setting(0, "workers of a cluster; 0: a pool in this process")
     seed: int = setting(1, "of the environments, the first weights and the actions")
-    total_steps: int = setting(150_000, "stop after this number of env steps")
+    total_steps: int = setting(250_000, "stop after this number of env steps")
     num_rollout_steps: int = setting(128, "steps of each environment between two updates")
     num_epochs: int = setting(10, "passes over each rollout")
     num_minibatches: int = setting(4, "gradient steps in one pass")

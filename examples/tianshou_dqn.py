@@ -121,7 +121,7 @@ def main() -> int:
     result = train(settings)
     print(
         f"{settings.env_id}: best test return {result.best_reward:.1f} after {result.train_step} env steps, "
-        f"{result.update_step} gradient steps"
+        f"{result.update_step} rounds of gradient steps"
     )
     return 0
 

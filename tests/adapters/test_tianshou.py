@@ -215,3 +215,19 @@ def test_envs_that_do_not_fit_are_refused():
     with envfleet.make("CartPole-v1", 1, autoreset_mode="same_step") as pool:  # noqa: SIM117
         with pytest.raises(envfleet.UsageError, match="needs actions"):
             TianshouVectorEnv(pool).step(None)
+
+
+def test_envs_that_come_vectorized_step_together():
+    def vectorized(num_envs):
+        mode = gymnasium.vector.AutoresetMode.SAME_STEP
+        return gymnasium.vector.SyncVectorEnv([OftenEndingEnv] * num_envs, autoreset_mode=mode)
+
+    assert_equal(played(ours(vectorized, "vector"), together=NUM_ENVS), played(tianshous_own(), together=NUM_ENVS))
+    venv = ours(vectorized, "vector")
+    venv.seed(0)
+    venv.reset()
+    obs, *_ = venv.step(np.ones(1, int), [2])
+    assert obs.shape == (1, 3) and obs[0, 1] == 1
+    with pytest.raises(envfleet.UsageError, match="4 envs step together"):
+        venv.step(np.ones(1, int), [3])
+    venv.close()
