@@ -29,7 +29,7 @@ def test_ppo_local(tmp_path, flags):
 
 def test_ppo_jax_learns():
     pytest.importorskip("jax")
-    command = [sys.executable, EXAMPLES / "ppo_jax.py", "--total-steps", "60000"]
+    command = [sys.executable, EXAMPLES / "ppo_jax.py", "--total-steps", "40000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     returns = [float(each) for each in re.findall(r"mean return ([\d.]+)", done.stdout)]

@@ -272,7 +272,7 @@ def test_misuse_is_told_as_in_python():
         with pytest.raises(JaxError, match="EnvBusy"):
             jax.block_until_ready(step(handle, zeros))
         with pytest.raises(envfleet.EnvBusy):
-            pool.step(zeros)
+            pool.step(zeros.astype(np.int64))  # the dtype that a step in one call takes
         jax.block_until_ready(recv(handle))
         with pytest.raises(JaxError, match=r"UsageError: step.. and send.. of xla.. step all envs"):
             jax.block_until_ready(step(handle, zeros, np.array([1, 0])))
