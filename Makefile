@@ -13,7 +13,7 @@ JOBS := $(shell nproc)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test-quick test test-all test-others coverage check sanitize chaos bench bench-cluster bench-sync docs clean
+.PHONY: demo test-quick test test-all test-others test-native coverage check sanitize chaos bench bench-cluster bench-sync docs clean
 TEST_JOBS ?= 3
 CHAOS_S ?= 600
 CHAOS_SEED ?= 1
@@ -31,12 +31,15 @@ test-quick: $(VENV)/with-test
 	$(PYTEST) -m "not engine and not long and not slow"
 
 # Before a commit, in under twelve minutes: the C++ core's tests and all of Python's that need no engine.
-test: $(VENV)/with-test build/native/plain/passed
+test: $(VENV)/with-test test-native
 	$(PYTEST) -m "not engine and not long"
 
 # What CI runs: also long statistics and sweeps, chaos, outages, and the launchers on real engines.
-test-all: $(VENV)/with-test build/native/plain/passed build/cleanrl/ready
+test-all: $(VENV)/with-test test-native build/cleanrl/ready
 	$(PYTEST)
+
+# The tests of the C++ core, and of the environments on MuJoCo and Box2D.
+test-native: build/native/plain/passed
 
 # Counts workers, spawners and children too, which is why it is no part of the others: tracing makes them slow.
 coverage: $(VENV)/with-test
@@ -55,8 +58,8 @@ check: $(VENV)/with-check
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED_SOURCES)
 
-# The tests of the C++ core and of the environments on MuJoCo and Box2D, under the thread sanitizer, and under the
-# address and undefined-behaviour sanitizers. MuJoCo's and Box2D's own libraries are as they come.
+# The same under the thread sanitizer, and under the address and undefined-behaviour sanitizers. MuJoCo's and Box2D's own
+# libraries are as they come.
 sanitize: build/native/thread/passed build/native/address/passed
 
 # Kill, stop, delay, drop and duplicate for ten minutes on each wire; tcp needs root. make chaos CHAOS_S=3600 CHAOS_SEED=7
@@ -110,11 +113,14 @@ $(VENV)/with-%: $(VENV)/build-requires constraints.txt $(NATIVE)
 	$(if $(filter test,$*),$(BIN)/pip install --quiet --no-deps $(RL_GAMES))
 	@touch $@
 
-$(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE)
-	$(PYTHON) -m venv $(OTHERS)
-	$(OTHERS)/bin/pip install --quiet --constraint constraints.txt \
-		--config-settings=cmake.define.ENVFLEET_BOX2D=OFF --config-settings=build-dir=build/others \
-		'.[box2d,dm-control]' envpool==1.2.5 imageio pytest pytest-timeout pytest-xdist
+# The wheel is built where the editable package was: only what has to do with Box2D is done again.
+$(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/with-test
+	rm -rf build/others
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/others \
+		--config-settings=cmake.define.ENVFLEET_BOX2D=OFF .
+	$(PYTHON) -m venv --clear $(OTHERS)
+	$(OTHERS)/bin/pip install --quiet --constraint constraints.txt "$$(echo build/others/envfleet-*.whl)[box2d,dm-control]" \
+		envpool==1.2.5 imageio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 $(PEERS)/ready: constraints.txt
@@ -135,5 +141,5 @@ build/native/%/passed: $(NATIVE) | $(VENV)/with-test
 	$(BIN)/cmake -S . -B $(@D) -DENVFLEET_NATIVE_TESTS=ON -DENVFLEET_SANITIZE=$(SANITIZER_$*) \
 		-DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
 	$(BIN)/cmake --build $(@D) --parallel $(JOBS)
-	$(BIN)/ctest --test-dir $(@D) --output-on-failure --timeout 300
+	$(BIN)/ctest --test-dir $(@D) --output-on-failure --timeout 300 --parallel $(JOBS)
 	@touch $@

@@ -112,6 +112,15 @@ def fake_gpu():
     return importlib.import_module("tests.support.fake_gpu")
 
 
+@pytest.fixture(scope="module")
+def quick_spawners(request):
+    """Processes of this module's pools are forked, from one that has imported the module: see forked_spawners.py."""
+    from tests.support.forked_spawners import forked_spawners
+
+    with pytest.MonkeyPatch.context() as monkeypatch, forked_spawners(monkeypatch, [request.module.__name__]):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """No process, no file descriptor and no shared-memory file outlives its test."""

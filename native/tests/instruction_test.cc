@@ -111,7 +111,7 @@ class SteppedChild {
 /// Call `round(last)` for each instruction, or evenly for as many as there is time for: sanitizers have ten times more.
 template <class Round>
 void for_each_instruction(long num_instructions, Round&& round) {
-  constexpr long kMaxSteps = 150'000;  // about 15 us each
+  constexpr long kMaxSteps = 150'000 / kSlowdown;  // about 15 us each
   const long num_rounds = std::clamp(2 * kMaxSteps / num_instructions, 25L, num_instructions);
   std::printf("%ld of %ld instructions are tried\n", num_rounds, num_instructions);
   for (long i = 1; i <= num_rounds && num_failed_checks() == 0; ++i) round(i * num_instructions / num_rounds);

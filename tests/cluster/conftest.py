@@ -32,7 +32,10 @@ def tun_wire_or_skip():
 
 @pytest.fixture(scope="module")
 def quick_workers(request):
-    """Workers of this module are forked, from a process that has imported its `FORKED_WITH`: see forked_workers.py."""
-    modules = getattr(request.module, "FORKED_WITH", ())
+    """Workers of this module are forked, from a process that has imported it, and its `FORKED_WITH`.
+
+    (Workers import a module that has the class of an env or of a policy.) See forked_workers.py.
+    """
+    modules = (*getattr(request.module, "FORKED_WITH", ()), request.module.__name__)
     with pytest.MonkeyPatch.context() as monkeypatch, forked_workers(monkeypatch, modules):
         yield

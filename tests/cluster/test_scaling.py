@@ -15,11 +15,12 @@ from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local
 from envfleet.testing.cluster_arguments import cluster_arguments
-from tests.support.agents.detach_agents import DiscreteAgent
+from tests.support.agents import numpy_agents
 from tests.support.inside import fleet
 from tests.support.waiting import own_children, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+AGENT = numpy_agents.discrete(num_actions=2)
 
 
 def cluster(num_workers=2, **settings):
@@ -35,9 +36,8 @@ def collected_from(stream, wanted, timeout_s=60.0):
 
 
 def test_new_workers_join_a_stream_and_old_ones_leave_it():
-    agent = DiscreteAgent()
     with cluster() as envs:
-        stream = envs.stream(agent, 8)
+        stream = envs.stream(AGENT, 8)
         collected_from(stream, {0, 1})
         envs.scale(4)
         assert (envs.num_workers, envs.num_envs, envs.batch_size) == (4, 8, 8)
@@ -50,7 +50,7 @@ def test_new_workers_join_a_stream_and_old_ones_leave_it():
         envs.scale(2)
         collected_from(stream, {0, 1})
         stream.close()
-        assert envs.rollout(agent, 4).rewards.shape == (4, 4)
+        assert envs.rollout(AGENT, 4).rewards.shape == (4, 4)
 
 
 def test_stepping_after_scaling_equals_a_pool_of_that_size():
@@ -69,23 +69,21 @@ def test_stepping_after_scaling_equals_a_pool_of_that_size():
 
 
 def test_rollouts_have_the_new_number_of_envs():
-    agent = DiscreteAgent()
     with cluster(sync=envfleet.APS()) as envs:
-        assert envs.rollout(agent, 4).rewards.shape == (4, 4)
+        assert envs.rollout(AGENT, 4).rewards.shape == (4, 4)
         envs.scale(3)
-        assert envs.rollout(agent, 4).rewards.shape == (4, 6)
+        assert envs.rollout(AGENT, 4).rewards.shape == (4, 6)
         envs.scale(1)
-        assert envs.rollout(agent, 4).rewards.shape == (4, 2)
+        assert envs.rollout(AGENT, 4).rewards.shape == (4, 2)
 
 
 def test_a_worker_that_is_killed_after_scaling_is_replaced():
-    agent = DiscreteAgent()
     with cluster(1, reconnect_s=0.5) as envs:
         envs.scale(2)
-        envs.rollout(agent, 4)
+        envs.rollout(AGENT, 4)
         before = envs.stats().workers[1].pid
         os.kill(before, signal.SIGKILL)
-        assert envs.rollout(agent, 4).rewards.shape == (4, 4)
+        assert envs.rollout(AGENT, 4).rewards.shape == (4, 4)
         assert envs.stats().workers[1].pid != before
 
 
@@ -137,10 +135,9 @@ class Reluctant:
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_nothing_has_changed_if_the_engine_refuses(num_workers):
-    agent = DiscreteAgent()
     with cluster(launcher=Reluctant()) as envs:
         envs.set_attr("tag", [1, 2, 3, 4])
-        stream = envs.stream(agent, 4)
+        stream = envs.stream(AGENT, 4)
         collected_from(stream, {0, 1})
         with pytest.raises(ClusterError, match="two, and no others"):
             envs.scale(num_workers)
@@ -164,9 +161,8 @@ def test_a_worker_that_was_killed_while_idle_is_no_obstacle():
 
 
 def test_the_workers_that_go_are_no_strangers(caplog):
-    agent = DiscreteAgent()
     with cluster(3) as envs:
-        stream = envs.stream(agent, 4)
+        stream = envs.stream(AGENT, 4)
         collected_from(stream, {0, 1, 2})
         envs.scale(1)
         for _ in range(20):
@@ -242,9 +238,8 @@ class Queue:
 
 def test_those_who_are_there_begin_and_others_join_as_they_come():
     queue = Queue({1})
-    agent = DiscreteAgent()
     with cluster(launcher=queue, min_workers=1) as envs:
-        stream = envs.stream(agent, 8)
+        stream = envs.stream(AGENT, 8)
         assert {int(next(stream).workers[0]) for _ in range(10)} == {0}
         queue.waiting.clear()
         collected_from(stream, {0, 1})
@@ -274,7 +269,7 @@ def test_fewer_workers_need_no_wait_and_more_wait_no_longer_than_said():
         with pytest.raises(envfleet.JoinTimeout, match="job 1: Priority"):
             envs.scale(2, timeout_s=1.5)
         queue.waiting.clear()
-        assert envs.rollout(DiscreteAgent(), 4).rewards.shape == (4, 4)  # it has come since
+        assert envs.rollout(AGENT, 4).rewards.shape == (4, 4)  # it has come since
 
 
 def test_the_limit_of_scale_counts_also_for_workers_that_run_and_do_not_join():
@@ -297,7 +292,7 @@ def test_one_that_cannot_be_built_is_no_matter_if_others_are_enough(is_first_slo
 
     makers = [lambda env_id=env_id: make(env_id) for env_id in range(2)]
     with ClusterEnv(makers, 2, 1, backend="serial", timing={"min_workers": 1}) as envs:
-        stream = envs.stream(DiscreteAgent(), 4)
+        stream = envs.stream(AGENT, 4)
         assert int(next(stream).workers[0]) == 0
     with pytest.raises(envfleet.WorkerFailed, match="not here"):
         ClusterEnv(makers, 2, 1, backend="serial")
@@ -326,7 +321,7 @@ def test_a_slow_launcher_delays_no_deadline():
         os.kill(envs.stats().workers[1].pid, signal.SIGKILL)
         wait_until(lambda: envs.stats().workers[1].stage == "starting", "the launcher is asked to restart it")
         with pytest.raises(envfleet.ClusterTimeout):
-            envs.rollout(DiscreteAgent(), 4, timeout_s=0.5)
+            envs.rollout(AGENT, 4, timeout_s=0.5)
         assert not has_returned.is_set()  # nobody has waited for it
         is_over.set()
 

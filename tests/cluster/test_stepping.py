@@ -11,11 +11,10 @@ from envfleet import ClusterEnv, ClusterTimeout, StepOnEndedEpisode, WorkerFaile
 from envfleet.cluster.head import socket as head_socket
 from envfleet.cluster.wire.codec import encode
 from envfleet.cluster.wire.messages import Chunk
-from tests.support.agents.detach_agents import DiscreteAgent
+from tests.support.agents import numpy_agents
 from tests.support.cluster.hand_worker import ByHand, HandWorker
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-FORKED_WITH = ("torch",)
 
 
 class Ending(gymnasium.Env):
@@ -107,7 +106,7 @@ def test_a_worker_cannot_hold_the_caller_with_chunks_that_do_not_end(monkeypatch
         thread.start()
         try:
             with pytest.raises(ClusterTimeout, match=r"within 0.5 s \(\d+ s with large messages on their way\)"):
-                envs.rollout(DiscreteAgent(2, 3), 3, timeout_s=0.5)
+                envs.rollout(numpy_agents.discrete(num_actions=2), 3, timeout_s=0.5)
         finally:
             is_over.set()
             thread.join()

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.scripts import EXAMPLES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+FORKED_WITH = ("torch", "rich.live", "rich.progress")
 
 SHORT = {"num_envs_per_worker": 2, "num_rollout_steps": 64, "num_epochs": 2, "total_steps": 600, "num_eval_episodes": 2}
 

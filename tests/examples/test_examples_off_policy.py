@@ -11,7 +11,8 @@ from gymnasium.spaces import Box
 from envfleet import Rollout
 from tests.support.scripts import EXAMPLES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_workers")]
+FORKED_WITH = ("torch", "rich.live", "rich.progress")
 
 # Small networks, because pyzmq keeps a thread and its files for good once it has sent an array of 64 kB.
 SMALL = {"num_workers": 2, "num_envs_per_worker": 2, "num_hidden": 16}

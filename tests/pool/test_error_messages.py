@@ -19,7 +19,7 @@ from tests.support.inside import child_pid
 from tests.support.native_makers import make_native
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_spawners")]
 
 backends = pytest.mark.parametrize("backend", ["native", "process", "serial", "vector"])
 python_backends = pytest.mark.parametrize("backend", ["process", "serial"])

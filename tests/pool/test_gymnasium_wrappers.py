@@ -8,6 +8,8 @@ from gymnasium.wrappers import vector as wrappers
 import envfleet
 from envfleet.testing.programs import require_equal
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 STACKS = {
     "statistics": lambda envs: wrappers.RecordEpisodeStatistics(envs),
     "normalize": lambda envs: wrappers.NormalizeReward(wrappers.NormalizeObservation(envs)),

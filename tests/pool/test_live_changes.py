@@ -19,6 +19,8 @@ from envfleet.contract.live_changes import (
 )
 from tests.support.envs.changing_env import ChangingEnv
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 LEVEL, CALLS, START, STEP = 0, 1, 2, 4  # columns of ChangingEnv's observation
 MODES = ("next_step", "same_step", "disabled")
 

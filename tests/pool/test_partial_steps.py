@@ -17,6 +17,8 @@ from envfleet.testing.programs import require_equal
 from tests.support.inside import child_pid
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 STEP = 1
 NUM_ENVS = 5
 

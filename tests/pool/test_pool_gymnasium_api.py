@@ -15,6 +15,8 @@ import envfleet
 from envfleet.testing import ScriptedEnv
 from tests.support.native_makers import make_native
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 
 class BoundedEnv(gymnasium.Env):
     """Observations of a space that the caller chooses."""

@@ -14,7 +14,7 @@ from envfleet.testing import Act, ScriptedEnv
 from tests.support.inside import child_pid, impatient_pool, native_core
 from tests.support.native_makers import make_native
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_spawners")]
 
 STEP = 1  # of ScriptedEnv's observations
 NUM_ENVS = 4

@@ -7,6 +7,8 @@ import envfleet
 from envfleet import EnvBusy, EnvFailed, InvalidAction, NothingToReceive
 from tests.support.envs.uneven_envs import UnevenEnv
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 BACKENDS = pytest.mark.parametrize(
     ("backend", "env"), [("serial", UnevenEnv), ("process", UnevenEnv), ("native", "CartPole-v1")]
 )

@@ -17,6 +17,8 @@ from tests.support.envs.saving_envs import MarkingEnv, OtherSignature, RefusingE
 from tests.support.saved_trajectories import Walker
 from tests.support.waiting import is_running, wait_until
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 MODES = ("next_step", "same_step", "disabled")
 ENVS = {
     "hook": (saving_envs.saving_env, {}),

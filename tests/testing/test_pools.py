@@ -10,6 +10,8 @@ from envfleet.testing import CHECKS, PYTHON_ENV_CHECKS, check_leases
 from tests.support.checks_and_modes import checks_and_modes
 from tests.support.native_makers import make_native
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 PYTHON_MAKERS = {
     "serial": partial(envfleet.make, backend="serial"),
     "process-3": partial(envfleet.make, backend="process", num_workers=3),

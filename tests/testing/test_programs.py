@@ -13,6 +13,8 @@ from envfleet.testing import Act, Program, ScriptedEnv, run_program
 from envfleet.testing.programs import HARMLESS, require_equal
 from tests.support.native_makers import make_native
 
+pytestmark = pytest.mark.usefixtures("quick_spawners")
+
 NUM_ENVS = 3
 MODES = list(envfleet.Autoreset)
 ACTS = st.lists(st.sampled_from([int(act) for act in HARMLESS]), min_size=NUM_ENVS, max_size=NUM_ENVS)

@@ -26,7 +26,7 @@ class PluginPool {
     for (const InfoField& field : spec_.infos) info_bytes.push_back(bytes_of(field.dtype, field.shape));
     layout_ = {obs_bytes.size(), info_bytes.size(), autoreset == Autoreset::kSameStep};
     store_ = std::make_shared<BatchStore>(-1, lay_out(num_envs, layout_.row_bytes(obs_bytes, info_bytes)));
-    constexpr std::uint32_t kMaxEpisodeSteps = 60;  // each env begins some episodes
+    constexpr std::uint32_t kMaxEpisodeSteps = 60 / kSlowdown;  // each env begins some episodes
     auto envs = model.make_envs(num_envs, {autoreset, kMaxEpisodeSteps}, layout_);
     for (std::uint32_t i = 0; i < num_envs; ++i) {
       generators_.push_back(std::make_unique<Splitmix>(100 + i));
@@ -148,7 +148,7 @@ class PluginPool {
 inline std::vector<std::vector<std::byte>> rows_of_plugin(const AnyModel& model, std::uint32_t num_threads,
                                                           Autoreset autoreset) {
   constexpr std::uint32_t kNumEnvs = 6;
-  constexpr std::uint64_t kNumSteps = 100;
+  constexpr std::uint64_t kNumSteps = 100 / kSlowdown;
   PluginPool pool(model, kNumEnvs, num_threads, autoreset);
   std::vector<std::vector<std::byte>> rows{pool.reset()};
   for (std::uint64_t step = 0; step < kNumSteps; ++step) rows.push_back(pool.step(step));

@@ -32,7 +32,7 @@ def finished(learner):
 
 
 def killed(path, draw, when):
-    """Kill a learner at a random moment, soon after it has begun to do `when`."""
+    """Kill a learner at a random moment, soon after it has begun to do `when`. Returns its workers."""
     learner = started(path)
     workers: list[int] = []
     try:
@@ -44,18 +44,20 @@ def killed(path, draw, when):
     finally:
         learner.send_signal(signal.SIGKILL)
         learner.communicate()
-    wait_until(lambda: not any(map(is_running, workers)), "its workers have left", timeout_s=60.0)
+    return workers
 
 
 @pytest.mark.timeout(400)
 def test_a_killed_head_goes_on_bit_for_bit(tmp_path):
-    through = finished(started(tmp_path / "whole.ckpt"))
-    draw, path, num_saved = random.Random(1), tmp_path / "run.ckpt", []
-    for number in range(NUM_KILLS):
-        killed(path, draw, "saving" if number % 2 else "updating")
-        num_saved.append(len(load_checkpoint(path).extra["learner"]["digests"]) if path.exists() else 0)
+    draw, path, num_saved, workers = random.Random(1), tmp_path / "run.ckpt", [], []
+    with started(tmp_path / "whole.ckpt") as whole:
+        for number in range(NUM_KILLS):
+            workers += killed(path, draw, "saving" if number % 2 else "updating")
+            num_saved.append(len(load_checkpoint(path).extra["learner"]["digests"]) if path.exists() else 0)
+        through = finished(whole)
     assert num_saved == sorted(num_saved) and 0 < num_saved[-1] < NUM_UPDATES, num_saved
     resumed = finished(started(path))
     assert resumed["num_resumes"] > 4
     assert resumed["outcome"] == through["outcome"]
     assert len(resumed["outcome"]["digests"]) == NUM_UPDATES
+    wait_until(lambda: not any(map(is_running, workers)), "workers of killed heads have left", timeout_s=60.0)

@@ -12,10 +12,11 @@ from envfleet.contract.errors import ClusterError
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.launchers.local import Local
 from envfleet.testing.cluster_arguments import cluster_arguments
-from tests.support.agents.detach_agents import DiscreteAgent
+from tests.support.agents import numpy_agents
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
+AGENT = numpy_agents.discrete(num_actions=2)
 
 
 class Engine:
@@ -80,23 +81,23 @@ def program(tmp_path):
 
 
 def test_what_the_engine_restarts_is_left_to_it():
-    engine, agent = Engine(), DiscreteAgent()
+    engine = Engine()
     with cluster(engine) as envs:
-        envs.rollout(agent, 4)
+        envs.rollout(AGENT, 4)
         os.kill(envs.stats().workers[1].pid, signal.SIGKILL)
-        envs.rollout(agent, 4)
+        envs.rollout(AGENT, 4)
         assert engine.num_failures == {1: 1}
         assert engine.restarted == []
 
 
 def test_what_has_ended_for_good_is_restarted_also_if_that_fails_at_first(monkeypatch):
     monkeypatch.setattr(restarts, "TRY_AGAIN_S", 0.3)
-    engine, agent = Engine(refusals=2, does_revive=False), DiscreteAgent()
+    engine = Engine(refusals=2, does_revive=False)
     with cluster(engine, max_worker_restarts=1) as envs:
-        envs.rollout(agent, 4)
+        envs.rollout(AGENT, 4)
         os.kill(envs.stats().workers[1].pid, signal.SIGKILL)
         wait_until(lambda: "does not answer" in envs.stats().workers[1].problem, "the refusal is reported")
-        envs.rollout(agent, 4)
+        envs.rollout(AGENT, 4)
         assert engine.restarted == [1, 1, 1]  # a refusal is no failure of the worker: one of those is allowed
 
 

@@ -9,6 +9,8 @@ from envfleet.cluster.standstill import Standstill
 from envfleet.cluster.sync import APS, EveryUpdate
 from tests.support.scripts import EXAMPLES
 
+FORKED_WITH = ("torch", "rich.live", "rich.progress")
+
 # Measured: plain PPO on CartPole-v1 (seed 1) under APS(0.05), and decoupled PPO after its last pull (seed 2).
 PLAIN = [0.0078, 0.0081, 0.0074, 0.0116, 0.0150, 0.0156, 0.0155, 0.0157, 0.0180, 0.0168, 0.0169, 0.0167, 0.0182, 0.0159]
 DECOUPLED = [0.0149, 0.0108, 0.0210, 0.0182, 0.0127, 0.0093, 0.0101, 0.0105, 0.0110, 0.0120, 0.0105, 0.0110]
@@ -65,6 +67,7 @@ def test_rules_that_measure_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.filterwarnings("ignore:plain PPO met data")
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "decoupled"])
 def test_plain_ppo_locks_up_and_is_warned_of(is_plain, monkeypatch, caplog):

@@ -18,11 +18,12 @@ from envfleet.contract.worker_environment import KEYS_VARIABLE
 from envfleet.launchers.launcher import WorkerState, WorkerStatus
 from envfleet.testing.cluster_arguments import cluster_arguments
 from tests.cluster.run.test_addressing import has_version_6
-from tests.support.agents.detach_agents import DiscreteAgent
+from tests.support.agents import numpy_agents
 from tests.support.scripts import script_environment
 from tests.support.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
+AGENT = numpy_agents.discrete(num_actions=2)
 
 
 class SlowEnv(gymnasium.Wrapper):
@@ -104,19 +105,19 @@ def test_a_worker_that_is_told_to_stop_is_done():
 def test_one_that_gets_sigterm_says_so_and_is_replaced():
     launcher = Kept()
     with cluster(launcher) as envs:
-        envs.rollout(DiscreteAgent(), 4)
+        envs.rollout(AGENT, 4)
         launcher.processes[0][0].terminate()
         assert launcher.processes[0][0].wait(20.0) == WorkerExit.TOLD_TO_LEAVE
-        envs.rollout(DiscreteAgent(), 4)
+        envs.rollout(AGENT, 4)
         assert len(launcher.processes[0]) == 2
 
 
 def test_one_whose_time_is_up_finishes_its_order_first(tmp_path, monkeypatch):
     steps = tmp_path / "steps"
     monkeypatch.setenv("STEPS_FILE", str(steps))
-    launcher, agent = Kept(), DiscreteAgent()
+    launcher = Kept()
     with cluster(launcher, SlowEnv) as envs:
-        stream = envs.stream(agent, 16)
+        stream = envs.stream(AGENT, 16)
         next(stream)
         wait_until(lambda: steps.stat().st_size > 2 * 16 + 2, "the second rollout is under way")
         launcher.processes[0][0].send_signal(signal.SIGUSR1)
@@ -134,10 +135,10 @@ def test_one_whose_time_is_up_finishes_its_order_first(tmp_path, monkeypatch):
 def test_one_whose_standard_input_is_closed_leaves():
     launcher = Kept("--ends-with-stdin", stdin=subprocess.PIPE)
     with cluster(launcher) as envs:
-        envs.rollout(DiscreteAgent(), 4)
+        envs.rollout(AGENT, 4)
         launcher.processes[0][0].stdin.close()
         assert launcher.processes[0][0].wait(20.0) == WorkerExit.TOLD_TO_LEAVE
-        envs.rollout(DiscreteAgent(), 4)
+        envs.rollout(AGENT, 4)
 
 
 def test_keys_from_a_file(tmp_path):

@@ -9,7 +9,7 @@ from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvSpec
 from envfleet.pool.make import make_pool
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
+pytestmark = pytest.mark.usefixtures("quick_workers", "quick_spawners")
 
 NUM_ENVS = 4  # 2 workers with 2 each
 

@@ -7,7 +7,7 @@ import envfleet
 from envfleet.testing import Act, ScriptedEnv
 from envfleet.testing.programs import require_equal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_spawners")]
 
 
 class DeclaringEnv(ScriptedEnv):

@@ -28,7 +28,7 @@ from tests.support.envs.hanging_envs import (
 )
 from tests.support.waiting import is_running, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_spawners")]
 
 NUM_ENVS = 6
 NUM_WORKERS = 2  # envs 0 to 2, and 3 to 5

@@ -17,7 +17,7 @@ from envfleet.testing import Act, ScriptedEnv
 from tests.support.inside import child_pid, num_children, spawner_pid, task_queues
 from tests.support.waiting import is_running, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_spawners")]
 
 STEP = 1
 

@@ -41,9 +41,10 @@ def _policy(num_out, shown, draw, log_prob, kind=FunctionPolicy):
     )
 
 
-def discrete(kind=FunctionPolicy):
+def discrete(kind=FunctionPolicy, num_actions=3):
+    """Two actions are those of CartPole. Workers are spared torch, which takes each of them seconds to import."""
     return _policy(
-        3,
+        num_actions,
         lambda weights, obs: Categorical(obs @ weights["w"] + weights["b"]),
         lambda shown: _draw(shown.logits),
         lambda shown, actions: _pick(shown.logits, actions),
