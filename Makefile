@@ -35,7 +35,7 @@ test: $(VENV)/with-test build/native/plain/passed
 	$(PYTEST) -m "not engine and not long"
 
 # What CI runs: also long statistics and sweeps, chaos, outages, and the launchers on real engines.
-test-all: $(VENV)/with-test build/native/plain/passed
+test-all: $(VENV)/with-test build/native/plain/passed build/cleanrl/ready build/old-gym/ready
 	$(PYTEST)
 
 # Counts workers, spawners and children too, which is why it is no part of the others: tracing makes them slow.
@@ -43,10 +43,10 @@ coverage: $(VENV)/with-test
 	$(PYTEST) -m "not engine and not long" --cov --cov-report=term:skip-covered
 
 # What does not go with the rest has an environment of its own: dm_control and MuJoCo 3, EnvPool, a build without Box2D.
-test-others: $(OTHERS)/ready
+test-others: $(OTHERS)/ready build/cleanrl/ready
 	$(OTHERS)/bin/python -m pytest tests/pool/simulators/test_dm_control.py tests/pool/simulators/test_older_mujoco.py \
 		tests/pool/vector/test_envpool_tasks.py tests/cluster/worker/test_vector_on_workers.py \
-		tests/pool/simulators/test_box2d_missing.py
+		tests/pool/simulators/test_box2d_missing.py tests/compat/envpool
 
 check: $(VENV)/with-check
 	$(BIN)/ruff check .
@@ -109,7 +109,18 @@ $(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(OTHERS)
 	$(OTHERS)/bin/pip install --quiet --constraint constraints.txt \
 		--config-settings=cmake.define.ENVFLEET_BOX2D=OFF --config-settings=build-dir=build/others \
-		'.[box2d,dm-control]' envpool==1.2.5 imageio pytest pytest-timeout pytest-xdist
+		'.[atari,box2d,dm-control]' envpool==1.2.5 imageio pytest pytest-timeout pytest-xdist
+	@touch $@
+
+# CleanRL's scripts, which tests run as files: the package itself wants an older Python.
+build/cleanrl/ready: | $(BIN)/python
+	$(BIN)/python -m pip download --quiet --no-deps --ignore-requires-python --dest build/cleanrl cleanrl==1.2.0
+	$(BIN)/python -m zipfile --extract build/cleanrl/cleanrl-1.2.0-py3-none-any.whl build/cleanrl
+	@touch $@
+
+# The gym that CleanRL's scripts for EnvPool import, in a folder of its own.
+build/old-gym/ready: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --target build/old-gym gym==0.23.1 gym-notices==0.1.0
 	@touch $@
 
 $(PEERS)/ready: constraints.txt
