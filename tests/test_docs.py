@@ -21,7 +21,15 @@ BLOCK = re.compile(r"(?:\*Not run in tests: ([^\n]*)\*\n\n)?^```([\w-]*)\n(.*?)^
 NO_CODE = {"text"}  # diagrams, and what a program prints
 # Pages that need an engine, a compiler or a second program: a test of their own follows them, block by block.
 OWN_TEST = {"kubernetes.md", "laptop_to_cluster.md", "manual.md", "native_env.md", "ray.md", "slurm.md", "ssh.md"}
-NOT_RUN = {"README.md": 0, "atari.md": 2, "box2d.md": 1, "kubernetes.md": 4, "manual.md": 1, "mujoco.md": 1}
+NOT_RUN = {
+    "README.md": 0,
+    "atari.md": 2,
+    "box2d.md": 1,
+    "envpool.md": 1,
+    "kubernetes.md": 4,
+    "manual.md": 1,
+    "mujoco.md": 1,
+}
 NOT_RUN |= {"laptop_to_cluster.md": 1, "slurm.md": 3, "ssh.md": 2}
 
 

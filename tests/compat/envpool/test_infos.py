@@ -81,7 +81,7 @@ def test_mujoco_has_envpools_names_in_every_call():
     pytest.importorskip("mujoco")
     keys = {"reward_linvel", "reward_quadctrl", "reward_alive", "reward_impact", "x_position", "x_velocity"}
     with envpool.make_gymnasium("Humanoid-v5", num_envs=2) as pool:
-        obs, info = pool.reset()
+        _, info = pool.reset()
         assert keys <= set(info) and not info["reward_linvel"].any()
         action = np.full((2, 17), 0.1)
         _, rewards, _, _, info = pool.step(action)

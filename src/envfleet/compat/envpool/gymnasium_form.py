@@ -20,7 +20,7 @@ from envfleet.contract.arrays import IntArray
 
 
 class GymnasiumEnvPool(BatchedPool, VectorEnv[Any, Any, Any], gymnasium.Env[Any, Any]):  # type: ignore[misc]
-    """Observations, rewards, terminations, truncations, infos. `observation_space` is that of one env, as in EnvPool."""
+    """Observations, rewards, terminations, truncations, infos. Its spaces are those of one env, as in EnvPool."""
 
     is_vector_env = True
 
