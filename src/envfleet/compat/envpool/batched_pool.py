@@ -277,7 +277,7 @@ class BatchedPool:
             terminated = terminated & ~truncated
         is_first, elapsed_step = self._progress.seen(env_ids, terminated | truncated)
         if "elapsed_step" in infos:  # Atari games count through all their lives
-            elapsed_step = infos["elapsed_step"]
+            elapsed_step = infos["elapsed_step"].astype(np.int32)
         obs = self._obs_form(ours)
         columns = columns_of(self._kind.infos, infos, len(env_ids))
         if self._kind.name == "Acrobot":

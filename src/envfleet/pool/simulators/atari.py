@@ -162,7 +162,7 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         if self.settings.reward_clip or self.settings.envpool_infos:
             self.info_columns["reward"] = np.dtype(np.float64)
         if self.settings.envpool_infos:
-            self.info_columns["terminated"] = self.info_columns["elapsed_step"] = np.dtype(np.int32)
+            self.info_columns["terminated"] = self.info_columns["elapsed_step"] = np.dtype(np.int64)
             self.info_columns["ram"] = np.dtype((np.uint8, (self.ale.getRAMSize(),)))
         self._game_goes_on = False  # the last episode ended with a life, and the next one is to go on from there
         self._num_steps = 0  # of this game
