@@ -27,6 +27,7 @@ class ActionReader:
         """`our_space` is that of one env, `spec` EnvPool's of its actions."""
         self._dtype = np.dtype(our_space.dtype)
         self._is_discrete = isinstance(our_space, spaces.Discrete)
+        self._num_values = int(our_space.n) if isinstance(our_space, spaces.Discrete) else 0
         self._spec = spec
 
     def read(self, action: Any, env_id: Any) -> ReadActions:
@@ -40,7 +41,8 @@ class ActionReader:
             The actions in the dtype of our envs. Floats for discrete actions lose their fraction, as in EnvPool.
 
         Raises:
-            WrongAction: A dict has no action, or a value of another dtype than EnvPool takes there.
+            WrongAction: A dict has no action, or a value of another dtype than EnvPool takes there; or a discrete action
+                is none of the env's.
         """
         if isinstance(action, Mapping):
             given = _flat(action)
@@ -53,6 +55,9 @@ class ActionReader:
             values = values[:, 0]
         if values.dtype != self._dtype:
             values = values.astype(self._dtype)
+        if self._is_discrete and values.size and not (0 <= values.min() and values.max() < self._num_values):
+            wrong = values[(values < 0) | (values >= self._num_values)].flat[0]
+            raise WrongAction(f"actions must be from 0 to {self._num_values - 1}; got {wrong}")
         return ReadActions(values, None if env_id is None else env_ids_of(env_id))
 
     def _require(self, given: dict[str, Any]) -> None:

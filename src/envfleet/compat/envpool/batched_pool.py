@@ -138,6 +138,8 @@ class BatchedPool:
             The batch, in the form of this pool.
         """
         actions, env_ids = self._actions.read(action, env_id)
+        if env_ids is not None and np.array_equal(env_ids, self._all_env_ids):  # some learners name all of them
+            env_ids = None
         if env_ids is None and self._steps_at_once and not self._any_new:
             return self._as_step(self._rows(self._pool.step(actions), self._all_env_ids.copy()))
         self._send(actions, env_ids)

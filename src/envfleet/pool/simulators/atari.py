@@ -43,7 +43,9 @@ class AtariSettings:
     noop_max: int = 30  # an episode starts after 1 to noop_max no-ops; 0: none
     fire_reset: bool = True  # then FIRE, in games that have it as an action: some wait for it
     terminal_on_life_loss: bool = False  # a lost life ends the episode; the next one is a new game (Gymnasium's)
-    episodic_life: bool = False  # a lost life ends the episode; the next one goes on with the game (EnvPool's)
+    episodic_life: bool = (
+        False  # a lost life, not the last, ends the episode; the next goes on with the game (EnvPool's)
+    )
     reward_clip: bool = False  # rewards are -1, 0 or 1; info["reward"] has what the game gave
     repeat_action_probability: float = 0.0  # of the action before, at each frame ("sticky"); Gymnasium's v5 has 0.25
     full_action_space: bool = False  # all 18 actions, also those that mean nothing in this game
@@ -191,6 +193,8 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         self._restored_screen = None
         self._num_steps += 1
         terminated = truncated = False
+        if self.settings.episodic_life and lives == 0:  # some games go on after that, as long as it is the last life
+            lost_life = False
         if ended or lost_life:
             terminated = lost_life or self.ale.game_over(with_truncation=False)
             truncated = ended and self.ale.game_truncated()
