@@ -41,8 +41,8 @@ class ActionReader:
             The actions in the dtype of our envs. Floats for discrete actions lose their fraction, as in EnvPool.
 
         Raises:
-            WrongAction: A dict has no action, or a value of another dtype than EnvPool takes there; or a discrete action
-                is none of the env's.
+            WrongAction: A dict has no action, or a value of another dtype than EnvPool takes there; or a discrete
+                action is none of the env's.
         """
         if isinstance(action, Mapping):
             given = _flat(action)
@@ -55,7 +55,7 @@ class ActionReader:
             values = values[:, 0]
         if values.dtype != self._dtype:
             values = values.astype(self._dtype)
-        if self._is_discrete and values.size and not (0 <= values.min() and values.max() < self._num_values):
+        if self._is_discrete and values.size and (values.min() < 0 or values.max() >= self._num_values):
             wrong = values[(values < 0) | (values >= self._num_values)].flat[0]
             raise WrongAction(f"actions must be from 0 to {self._num_values - 1}; got {wrong}")
         return ReadActions(values, None if env_id is None else env_ids_of(env_id))
