@@ -35,7 +35,7 @@ test: $(VENV)/with-test test-native
 	$(PYTEST) -m "not engine and not long"
 
 # What CI runs: also long statistics and sweeps, chaos, outages, and the launchers on real engines.
-test-all: $(VENV)/with-test test-native build/cleanrl/ready
+test-all: $(VENV)/with-test test-native build/cleanrl/ready build/old-gym/ready
 	$(PYTEST)
 
 # The tests of the C++ core, and of the environments on MuJoCo and Box2D.
@@ -46,10 +46,10 @@ coverage: $(VENV)/with-test
 	$(PYTEST) -m "not engine and not long" --cov --cov-report=term:skip-covered
 
 # What does not go with the rest has an environment of its own: dm_control and MuJoCo 3, EnvPool, a build without Box2D.
-test-others: $(OTHERS)/ready
+test-others: $(OTHERS)/ready build/cleanrl/ready
 	$(OTHERS)/bin/python -m pytest tests/pool/simulators/test_dm_control.py tests/pool/simulators/test_older_mujoco.py \
 		tests/pool/vector/test_envpool_tasks.py tests/cluster/worker/test_vector_on_workers.py \
-		tests/pool/simulators/test_box2d_missing.py
+		tests/pool/simulators/test_box2d_missing.py tests/compat/envpool
 
 check: $(VENV)/with-check
 	$(BIN)/ruff check .
@@ -119,19 +119,24 @@ $(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/with-test
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/others \
 		--config-settings=cmake.define.ENVFLEET_BOX2D=OFF .
 	$(PYTHON) -m venv --clear $(OTHERS)
-	$(OTHERS)/bin/pip install --quiet --constraint constraints.txt "$$(echo build/others/envfleet-*.whl)[box2d,dm-control]" \
+	$(OTHERS)/bin/pip install --quiet --constraint constraints.txt "$$(echo build/others/envfleet-*.whl)[atari,box2d,dm-control]" \
 		envpool==1.2.5 imageio pytest pytest-timeout pytest-xdist
+	@touch $@
+
+# CleanRL's scripts, which tests run as files: the package itself wants an older Python.
+build/cleanrl/ready: | $(BIN)/python
+	$(BIN)/python -m pip download --quiet --no-deps --ignore-requires-python --dest build/cleanrl cleanrl==1.2.0
+	$(BIN)/python -m zipfile --extract build/cleanrl/cleanrl-1.2.0-py3-none-any.whl build/cleanrl
+	@touch $@
+
+# The gym that CleanRL's scripts for EnvPool import, in a folder of its own.
+build/old-gym/ready: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --target build/old-gym gym==0.23.1 gym-notices==0.1.0
 	@touch $@
 
 $(PEERS)/ready: constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install --quiet --constraint constraints.txt torch 'ray[rllib]==2.60.0' torchrl==0.14.1
-	@touch $@
-
-# CleanRL's scripts, for tests: its wheel is for older versions of Python and Gymnasium, so it is unpacked and not installed.
-build/cleanrl/ready: | $(BIN)/python
-	$(BIN)/pip download --quiet --no-deps --ignore-requires-python --dest build/cleanrl cleanrl==1.2.0
-	$(BIN)/python -m zipfile -e build/cleanrl/cleanrl-1.2.0-py3-none-any.whl build/cleanrl
 	@touch $@
 
 SANITIZER_plain :=

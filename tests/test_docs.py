@@ -31,7 +31,7 @@ OWN_TEST = {
     "ssh.md",
 }
 NOT_RUN = {"README.md": 0, "atari.md": 2, "box2d.md": 1, "kubernetes.md": 4, "manual.md": 1, "mujoco.md": 1}
-NOT_RUN |= {"laptop_to_cluster.md": 1, "slurm.md": 3, "ssh.md": 2, "stable_baselines3.md": 2}
+NOT_RUN |= {"envpool.md": 1, "laptop_to_cluster.md": 1, "slurm.md": 3, "ssh.md": 2, "stable_baselines3.md": 2}
 
 
 def blocks(page):

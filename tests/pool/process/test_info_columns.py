@@ -11,22 +11,23 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_spawners")]
 
 
 class DeclaringEnv(ScriptedEnv):
-    """The same infos as ScriptedEnv, and two numbers besides, one of which is not always there."""
+    """The same infos as ScriptedEnv, two numbers besides, one of which is not always there, and an array."""
 
-    def __init__(self, declared=("lives", "height"), lives=3, **kwargs):
+    def __init__(self, declared=("lives", "height", "ram"), lives=3, **kwargs):
         super().__init__(**kwargs)
         self._start_lives = lives
-        dtypes = {"lives": np.dtype(np.int64), "height": np.dtype(np.float64)}
+        dtypes = {"lives": np.dtype(np.int64), "height": np.dtype(np.float64), "ram": np.dtype((np.uint8, (2, 3)))}
         self.info_columns = {name: dtypes[name] for name in declared}
 
     def reset(self, *, seed=None, options=None):
         obs, info = super().reset(seed=seed, options=options)
-        return obs, info | {"lives": 3, "height": 0.5}
+        return obs, info | {"lives": 3, "height": 0.5, "ram": np.full((2, 3), 7, np.uint8)}
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         height = {"height": float(obs[1]) + 0.5} if obs[1] % 3 else {}
-        return obs, reward, terminated, truncated, info | height | {"lives": self._start_lives}
+        ram = {"ram": np.arange(6, dtype=np.uint8).reshape(2, 3) + np.uint8(obs[1])}
+        return obs, reward, terminated, truncated, info | height | {"lives": self._start_lives} | ram
 
 
 @pytest.mark.parametrize("mode", list(envfleet.Autoreset), ids=lambda mode: mode.name.lower())

@@ -153,6 +153,23 @@ def test_an_episodic_life_goes_on_with_the_game():
         assert lives_after_resets == [4, 3, 2, 1, 5, 4]
 
 
+def test_the_last_life_lasts_until_the_game_is_over():
+    """Some games go on with 0 lives: EnvPool ends that episode with the game."""
+    settings = {"episodic_life": True, "envpool_infos": True}
+    with envfleet.make("WizardOfWor-v5", 1, backend="serial", seed=42, env_kwargs=settings) as pool:
+        pool.reset()
+        random, num_steps_without_life, is_over = np.random.default_rng(0), 0, False
+        for _ in range(4000):
+            _, _, terminated, _, infos = pool.step(random.integers(pool.single_action_space.n, size=1))
+            if infos["lives"][0] == 0:
+                is_over = bool(infos["terminated"][0])
+                assert bool(terminated[0]) == is_over
+                num_steps_without_life += 1
+            if is_over:
+                break
+        assert is_over and num_steps_without_life > 1
+
+
 def test_gymnasiums_spec_stays_gymnasiums():
     with envfleet.make(gymnasium.spec("ALE/Pong-v5"), 1, backend="serial") as pool:
         assert pool.single_observation_space.shape == (210, 160, 3)

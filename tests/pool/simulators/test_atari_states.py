@@ -20,7 +20,10 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "plain": ("Pong-v5", {}),
-    "lives": ("Breakout-v5", {"episodic_life": True, "noop_max": 5}),
+    "lives": (
+        "Breakout-v5",
+        {"episodic_life": True, "noop_max": 5, "envpool_infos": True, "max_num_steps_per_game": 60},
+    ),
     "sticky": ("Breakout-v5", {"repeat_action_probability": 0.25, "terminal_on_life_loss": True, "frame_skip": 3}),
     "very sticky": ("SpaceInvaders-v5", {"repeat_action_probability": 0.8}),
     "colours": ("MsPacman-v5", {"grayscale_obs": False, "stack_num": 2, "frame_skip": 1, "reward_clip": True}),

@@ -1,6 +1,7 @@
 """InfoColumns: numbers that an env declares to have in its infos travel as arrays, like observations, not as objects.
 
-An env declares them as `info_columns = {"lives": np.dtype(np.int64)}`; callers get them as numbers of that kind.
+An env declares them as `info_columns = {"lives": np.dtype(np.int64)}`, an array of numbers as
+`np.dtype((np.uint8, (128,)))`; callers get them as numbers of that kind.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class InfoColumns:
         self._names = frozenset(dtypes)
         self._order = tuple(dtypes)
         self.layout: list[Column] = []
-        for dtype in dtypes.values():
-            self.layout.append((np.dtype(dtype), ()))
+        for each in dtypes.values():
+            dtype = np.dtype(each)
+            self.layout.append((dtype.base, dtype.shape))
 
     def rest_of(self, info: dict[str, Any]) -> dict[str, Any]:
         """The part of an info that was not declared, which travels as an object."""

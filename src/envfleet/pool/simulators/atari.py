@@ -43,17 +43,26 @@ class AtariSettings:
     noop_max: int = 30  # an episode starts after 1 to noop_max no-ops; 0: none
     fire_reset: bool = True  # then FIRE, in games that have it as an action: some wait for it
     terminal_on_life_loss: bool = False  # a lost life ends the episode; the next one is a new game (Gymnasium's)
-    episodic_life: bool = False  # a lost life ends the episode; the next one goes on with the game (EnvPool's)
+    episodic_life: bool = (
+        False  # a lost life, not the last, ends the episode; the next goes on with the game (EnvPool's)
+    )
     reward_clip: bool = False  # rewards are -1, 0 or 1; info["reward"] has what the game gave
     repeat_action_probability: float = 0.0  # of the action before, at each frame ("sticky"); Gymnasium's v5 has 0.25
     full_action_space: bool = False  # all 18 actions, also those that mean nothing in this game
     max_num_frames_per_episode: int = 108_000  # then it is truncated; no-ops count; 0: no limit
+    max_num_steps_per_game: int = 0  # then it is truncated; lives do not count, no-ops neither; 0: no limit
+    envpool_infos: bool = (
+        False  # also info["reward"], ["terminated"] (the game is over), ["elapsed_step"] (of the game), ["ram"]
+    )
     mode: int | None = None  # the game's modes and difficulties as ALE numbers them; None: its own defaults
     difficulty: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        counts = (("frame_skip", 1), ("stack_num", 1), ("noop_max", 0), ("max_num_frames_per_episode", 0))
+        counts = (
+            *(("frame_skip", 1), ("stack_num", 1), ("noop_max", 0)),
+            *(("max_num_frames_per_episode", 0), ("max_num_steps_per_game", 0)),
+        )
         choices = [(name, 0) for name in ("mode", "difficulty") if getattr(self, name) is not None]
         for name, least in (*counts, *choices):
             if not _is_whole_number(getattr(self, name), least):
@@ -152,9 +161,13 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         self._stack = _FrameStack(self.settings.stack_num, (*image_size, *channels))
         self.observation_space = spaces.Box(0, 255, (self.settings.stack_num, *image_size, *channels), np.uint8)
         self.info_columns: dict[str, np.dtype[Any]] = {"lives": np.dtype(np.int64)}
-        if self.settings.reward_clip:
+        if self.settings.reward_clip or self.settings.envpool_infos:
             self.info_columns["reward"] = np.dtype(np.float64)
+        if self.settings.envpool_infos:
+            self.info_columns["terminated"] = self.info_columns["elapsed_step"] = np.dtype(np.int64)
+            self.info_columns["ram"] = np.dtype((np.uint8, (self.ale.getRAMSize(),)))
         self._game_goes_on = False  # the last episode ended with a life, and the next one is to go on from there
+        self._num_steps = 0  # of this game
         self._restored_screen: Image | None = None  # which ALE does not show again before its next frame
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Image, dict[str, Any]]:
@@ -169,9 +182,7 @@ class AtariEnv(gymnasium.Env[Image, Any]):
             goes_on &= not self._press(ale_py.Action.NOOP, seed)
         if self._fires:
             goes_on &= not self._press(ale_py.Action.FIRE, seed)
-        info: dict[str, Any] = {"lives": self._player.start()}
-        if self.settings.reward_clip:
-            info["reward"] = 0.0
+        info = self._info(self._player.start(), 0.0)
         return self._stack.push(self._player) if goes_on else self._stack.fill(self._player), info
 
     def step(self, action: Any) -> tuple[Image, float, bool, bool, dict[str, Any]]:
@@ -180,14 +191,18 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         reward, ended, lost_life, lives = self._player.play(button)
         self._saver.pressed(button)
         self._restored_screen = None
+        self._num_steps += 1
         terminated = truncated = False
+        if self.settings.episodic_life and lives == 0:  # some games go on after that, as long as it is the last life
+            lost_life = False
         if ended or lost_life:
             terminated = lost_life or self.ale.game_over(with_truncation=False)
             truncated = ended and self.ale.game_truncated()
             self._game_goes_on = self.settings.episodic_life and lost_life and not ended
-        info: dict[str, Any] = {"lives": lives}
+        if self._num_steps == self.settings.max_num_steps_per_game:
+            truncated, self._game_goes_on = True, False
+        info = self._info(lives, reward)
         if self.settings.reward_clip:
-            info["reward"] = reward
             reward = float((reward > 0.0) - (reward < 0.0))
         return self._stack.push(self._player), reward, terminated, truncated, info
 
@@ -219,6 +234,7 @@ class AtariEnv(gymnasium.Env[Image, Any]):
             "stack": zlib.compress(self._stack.newest.tobytes(), 1),
             "screen": None if screen is None else (screen.shape, zlib.compress(screen.tobytes(), 1)),
             "game_goes_on": self._game_goes_on,
+            "num_steps": self._num_steps,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -227,12 +243,23 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         self._player.set_state(state["lives"], zlib.decompress(state["shown"]))
         self._stack.set(zlib.decompress(state["stack"]))
         self._game_goes_on = state["game_goes_on"]
+        self._num_steps = state.get("num_steps", 0)  # states of 0.9 have none
         self._restored_screen = None
         if state["screen"] is not None:
             shape, pixels = state["screen"]
             self._restored_screen = np.frombuffer(zlib.decompress(pixels), np.uint8).reshape(shape)
 
     # -- inside --
+
+    def _info(self, lives: int, reward: float) -> dict[str, Any]:
+        info: dict[str, Any] = {"lives": lives}
+        if self.settings.reward_clip or self.settings.envpool_infos:
+            info["reward"] = reward
+        if self.settings.envpool_infos:
+            info["terminated"] = int(self.ale.game_over(with_truncation=False))
+            info["elapsed_step"] = self._num_steps
+            info["ram"] = self.ale.getRAM()
+        return info
 
     def _seed_and_load(self, seed: int | None) -> None:
         """As ale_py's own env does it, so that the same seeds give the same games."""
@@ -258,6 +285,7 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         if seed is not None:
             self._seed_and_load(seed)
         self.ale.reset_game()
+        self._num_steps = 0
         self._saver.begin()
 
     def _press(self, button: Any, seed: int | None) -> bool:

@@ -1,0 +1,1 @@
+"""EnvPool's package of its Python side, as far as scripts import it."""
