@@ -94,6 +94,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return {
         "params": {
             "seed": settings.seed,
+            "torch_threads": 1,  # the nets are too small to share out
             "algo": {"name": "a2c_continuous"},
             "model": {"name": "continuous_a2c_logstd"},
             "network": network,

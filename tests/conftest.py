@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -22,6 +23,9 @@ with contextlib.suppress(ImportError):  # `make test-others` has no Hypothesis
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 # torch has processes for compiling as soon as rl_games is imported, and they would be left behind.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+# TorchRL leaves a start method alone that was asked for once; else it changes it for all that follows in its process.
+multiprocessing.get_start_method()
 
 # A shell ignores Ctrl-C for what it runs in the background, and so would the scripts that are interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
