@@ -62,6 +62,19 @@ def test_a_limit_of_steps_is_one_of_the_game():
         assert sum(truncated for _, _, _, truncated, _ in rows) == 2
 
 
+def test_a_limit_that_a_life_is_lost_at_ends_the_game():
+    pytest.importorskip("ale_py")
+    settings = {"num_envs": 1, "episodic_life": True, "seed": 1}
+    with envpool.make_gymnasium("Breakout-v5", **settings) as pool:
+        pool.reset()
+        limit = next(int(info["elapsed_step"]) for _, _, terminated, _, info in play(pool, 200) if terminated)
+    with envpool.make_gymnasium("Breakout-v5", max_episode_steps=limit, **settings) as pool:
+        pool.reset()
+        *_, (_, _, terminated, truncated, last), (*_, following) = play(pool, limit + 1)
+        assert truncated and not terminated and last["lives"] == 4 and last["elapsed_step"] == limit
+        assert following["lives"] == 5 and following["elapsed_step"] == 0
+
+
 def test_colours_are_planes():
     pytest.importorskip("ale_py")
     settings = {"num_envs": 1, "stack_num": 2, "seed": 3, "img_height": 210, "img_width": 160}

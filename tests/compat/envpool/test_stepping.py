@@ -43,9 +43,9 @@ def test_a_step_before_the_reset_resets(pool):
 def test_envs_are_reset_by_their_first_action_each_for_itself(pool):
     _, info = pool.reset(np.array([2, 1]))
     assert info["env_id"].tolist() == [2, 1]
-    obs, rewards, _, _, info = pool.step(zeros(3), np.array([0, 2, 3]))  # only 2 was reset
-    assert info["env_id"].tolist() == [0, 2, 3]
-    assert info["elapsed_step"].tolist() == [0, 1, 0] and rewards.tolist() == [0.0, 1.0, 0.0]
+    obs, rewards, _, _, info = pool.step(zeros(3), np.array([2, 0, 3]))  # only 2 was reset
+    assert info["env_id"].tolist() == [2, 0, 3]
+    assert info["elapsed_step"].tolist() == [1, 0, 0] and rewards.tolist() == [1.0, 0.0, 0.0]
     assert obs.shape == (3, 4)
     pool.send(zeros())
     assert pool.recv()[-1]["elapsed_step"].tolist() == [1, 1, 2, 1]
@@ -164,7 +164,12 @@ def test_the_form_of_old_gym_has_four_values():
         assert pool.reset(np.array([1])).shape == (1, 4)
         obs, _, done, info = pool.step(zeros(2))
         assert done.dtype == np.bool_ and info["TimeLimit.truncated"].tolist() == [False, False]
-        assert info["elapsed_step"].tolist() == [1, 1]
+        assert info["elapsed_step"].tolist() == [1, 1] and not done.any()
+    arguments = {"num_envs": 2, "gym_reset_return_info": False, "max_episode_steps": 1}
+    with envpool.make("CartPole-v1", env_type="gym", **arguments) as pool:
+        pool.reset()
+        _, _, done, info = pool.step(zeros(2))
+        assert done.all() and info["TimeLimit.truncated"].all()
 
 
 def test_envs_can_be_drawn():
