@@ -9,9 +9,11 @@ import pytest
 
 import envfleet
 from envfleet.contract.stats import WorkerStats
+from tests.cluster.conftest import quick_workers as quick_workers
 from tests.support.scripts import ROOT
 
 pytestmark = pytest.mark.slow
+FORKED_WITH = ("torch",)
 
 GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -40,6 +42,7 @@ def blocks(page):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("page", [page for page in GUIDES if page.name not in OWN_TEST], ids=lambda page: page.name)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

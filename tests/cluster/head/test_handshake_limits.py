@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 MOST_GROWTH_BYTES = 20 << 20
 ATTACK_S = 6.0
+PUSH_S = 2.5  # at hundreds of megabytes a second
 NUM_DESCRIPTORS = 300  # of the head's process
 NAME = b"a worker's name."
 
@@ -101,7 +102,7 @@ def attack(head, kind, num_connections, seconds=ATTACK_S):
 def test_strangers_that_push_bytes_do_not_fill_the_heads_memory(head, kind):
     before = head.resident_bytes
     largest = 0
-    with attack(head, kind, num_connections=50) as process:
+    with attack(head, kind, 50, PUSH_S) as process:
         while process.poll() is None:
             largest = max(largest, head.resident_bytes - before)
             time.sleep(0.01)
