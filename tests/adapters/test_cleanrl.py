@@ -117,7 +117,9 @@ def test_a_script_trains_with_the_lines_of_the_page(tmp_path, script, arguments)
 
 def test_the_page_has_the_lines_for_a_cluster_that_is_stepped(tmp_path):
     replacements = changes("dqn.py") | changes("On a cluster, step by step")
-    returns = run(tmp_path, "dqn.py", changed("dqn.py", replacements), "--total-timesteps", 60, "--learning-starts", 40)
+    returns = run(
+        tmp_path, "dqn.py", changed("dqn.py", replacements), "--total-timesteps", 300, "--learning-starts", 280
+    )
     assert returns
 
 
