@@ -104,6 +104,8 @@ def test_steps_have_four_values_and_infos_are_a_list_as_in_gym_021(quick_workers
 class Clipped(gymnasium.Wrapper):
     """As Atari games with reward_clip: the env's own reward is in the info."""
 
+    metadata = {"clips_rewards": True}  # noqa: RUF012
+
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, float(np.sign(reward)), terminated, truncated, info | {"reward": reward}

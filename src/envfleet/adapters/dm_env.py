@@ -106,7 +106,7 @@ class DmEnv(dm_env.Environment):
     def _batch_of(self, action: Any) -> Any:
         try:
             return self._actions.unflatten([np.asarray(value)[np.newaxis] for value in self._actions.flatten(action)])
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InvalidAction(
                 f"an action must have the form of {self._action_spec}; got {type(action).__name__} without {error}"
             ) from None

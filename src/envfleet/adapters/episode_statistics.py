@@ -17,7 +17,9 @@ EPISODE = "episode"
 class EpisodeStatistics:
     """What the running episode of each env has come to."""
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, has_own_rewards: bool) -> None:
+        """`has_own_rewards`: the infos have what the games gave, and the learner's rewards are clipped."""
+        self._has_own_rewards = has_own_rewards
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int64)
         self._begun_s = np.zeros(num_envs, np.float64)
@@ -31,7 +33,7 @@ class EpisodeStatistics:
     def add(self, step: SourceStep) -> dict[int, Info]:
         """Count a step; `{"r": return, "l": length, "t": seconds}` of the episodes that have ended, by row."""
         ended = step.ended
-        self._returns += _own_rewards(step, ended)
+        self._returns += _own_rewards(step, ended) if self._has_own_rewards else step.rewards
         self._lengths += 1
         rows = np.flatnonzero(ended)
         if not len(rows):
@@ -50,7 +52,7 @@ class EpisodeStatistics:
 
 
 def _own_rewards(step: SourceStep, ended: BoolArray) -> FloatArray:
-    """[N]: those of the step; where the learner's are clipped, the game's own, which an Atari game has in its infos."""
+    """[N]: the games' own, which are in the infos; those of the step where they are not."""
     rewards = step.rewards
     # Of episodes that have ended, the infos are those of the reset.
     for infos, rows in ((step.table.columns, ~ended), (step.table.final_infos.columns, ended)):

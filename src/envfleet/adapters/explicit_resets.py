@@ -19,7 +19,7 @@ import numpy as np
 
 from envfleet.adapters.vector_source import SourceStep, VectorSource
 from envfleet.contract.arrays import Array, BoolArray, FloatArray
-from envfleet.contract.errors import StepOnEndedEpisode, UsageError
+from envfleet.contract.errors import EnvFailed, NothingToReceive, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos.table import Info, InfoTable
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.arguments import some_env_ids
@@ -52,11 +52,12 @@ class ExplicitResets:
         self._num_together = _num_envs_that_step_together(source.envs)
         self._firsts: dict[int, tuple[list[Any], Info]] = {}  # leaves and info of envs that have reset themselves
         self._ran_on: set[int] = set()  # envs that have stepped without being asked for
+        self._lost: set[int] = set()  # envs whose last step nobody has seen, or whose reset has failed
 
     @property
     def must_reset(self) -> set[int]:
         """The envs that must be reset before their next step."""
-        return {*self._firsts, *self._ran_on}
+        return {*self._firsts, *self._ran_on, *self._lost}
 
     def step(self, actions: Any, env_ids: Sequence[int] | Array | None = None) -> ShownStep:
         """Step all envs, or some; a row for each of them, in their order.
@@ -64,13 +65,22 @@ class ExplicitResets:
         Raises:
             StepOnEndedEpisode: The episode of an env has ended, and it was not reset.
             UsageError: An env has run on since its last step, or `env_ids` is wrong.
+            EnvFailed: An env raised; all envs of this step must be reset.
         """
         ids = self._some(env_ids)
         self._require_reset(range(self._source.num_envs) if ids is None else ids)
-        result: StepResult = self._envs.step(actions) if ids is None else self._step_some(actions, ids)
+        try:
+            result: StepResult = self._envs.step(actions) if ids is None else self._step_some(actions, ids)
+        except EnvFailed:
+            self._lost.update(range(self._source.num_envs) if ids is None else self._stepped_with(ids))
+            self._take_what_is_left()
+            raise
         obs, rewards, terminated, truncated, infos = result
         step = SourceStep(obs, rewards, terminated, truncated, InfoTable(len(rewards), infos))
         for row in np.flatnonzero(step.ended).tolist():
+            if not step.was_reset(row):
+                self._lost.add(row if ids is None else ids[row])
+                continue
             first = [
                 np.copy(leaf[row]) if isinstance(leaf, np.ndarray) else leaf[row] for leaf in self._obs.flatten(obs)
             ]
@@ -98,6 +108,7 @@ class ExplicitResets:
         obs, table = self._reset_envs(fresh, None if seeds is None else dict(zip(ids, seeds, strict=True)), options)
         kept = {env_id: self._firsts.pop(env_id) for env_id in ids if env_id in self._firsts}
         self._ran_on.difference_update(ids)
+        self._lost.difference_update(ids)
         if len(fresh) == self._source.num_envs and given is None:
             return obs, table.rows()
         leaves = [] if obs is None else self._obs.flatten(obs)
@@ -118,11 +129,14 @@ class ExplicitResets:
         return None if ids == list(range(self._source.num_envs)) else ids
 
     def _require_reset(self, env_ids: Sequence[int]) -> None:
-        if not self._firsts and not self._ran_on:
+        if not self._firsts and not self._ran_on and not self._lost:
             return
         ended = [env_id for env_id in env_ids if env_id in self._firsts]
         if ended:
             raise StepOnEndedEpisode(f"the episodes of envs {ended} have ended: reset these envs before you step them")
+        lost = [env_id for env_id in env_ids if env_id in self._lost]
+        if lost:
+            raise StepOnEndedEpisode(f"envs {lost} have failed, or were stepped with one that has: reset them first")
         ran_on = [env_id for env_id in env_ids if env_id in self._ran_on]
         if ran_on:
             raise UsageError(
@@ -135,8 +149,7 @@ class ExplicitResets:
         if self._num_together == 1:
             result: StepResult = self._envs.step(actions, env_ids)
             return result
-        groups = sorted({env_id // self._num_together for env_id in env_ids})
-        stepped = [group * self._num_together + index for group in groups for index in range(self._num_together)]
+        stepped = self._stepped_with(env_ids)
         rows = np.searchsorted(stepped, env_ids)
         leaves = self._actions.require_batch(actions, len(env_ids), "actions")
         spread = self._actions.unflatten([_spread(leaf, rows, len(stepped)) for leaf in leaves])
@@ -147,6 +160,21 @@ class ExplicitResets:
         for env_id in others & self._firsts.keys():
             del self._firsts[env_id]
         return rows_of_result(self._obs, result, rows)
+
+    def _stepped_with(self, env_ids: list[int]) -> list[int]:
+        """These envs and all that step together with them, in their order."""
+        groups = sorted({env_id // self._num_together for env_id in env_ids})
+        return [group * self._num_together + index for group in groups for index in range(self._num_together)]
+
+    def _take_what_is_left(self) -> None:
+        """Receive the step in which an env has failed: nobody else can, and envs cannot be reset before."""
+        for _ in range(self._source.num_envs + 1):  # each env may fail in it
+            try:
+                self._envs.recv()
+            except NothingToReceive:
+                return
+            except EnvFailed:
+                continue
 
     def _reset_envs(
         self, env_ids: list[int], seeds: dict[int, int | None] | None, options: dict[str, Any] | None

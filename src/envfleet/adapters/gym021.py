@@ -35,7 +35,7 @@ class Gym021:
             UsageError: The envs do not reset in the same step, come in batches of some, or are no envs.
         """
         self._source = VectorSource(envs, "Gym021")
-        self._statistics = EpisodeStatistics(self._source.num_envs)
+        self._statistics = EpisodeStatistics(self._source.num_envs, self._source.has_own_rewards)
         self._seeds: Any = None
         self.num_envs = self._source.num_envs
         self.single_observation_space = self._source.single_observation_space

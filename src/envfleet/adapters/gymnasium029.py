@@ -38,7 +38,7 @@ class Gymnasium029(VectorEnv[Any, Any, Any]):
             UsageError: The envs do not reset in the same step, come in batches of some, or are no envs.
         """
         self._source = VectorSource(envs, "Gymnasium029")
-        self._statistics = EpisodeStatistics(self._source.num_envs)
+        self._statistics = EpisodeStatistics(self._source.num_envs, self._source.has_own_rewards)
         self.num_envs = self._source.num_envs
         self.single_observation_space = self._source.single_observation_space
         self.single_action_space = self._source.single_action_space
@@ -61,8 +61,9 @@ class Gymnasium029(VectorEnv[Any, Any, Any]):
         Returns:
             Observations of all envs, and infos.
         """
+        mask = (options or {}).get("reset_mask")
         obs, table = self._source.reset(seed, options)
-        self._statistics.reset()
+        self._statistics.reset(slice(None) if mask is None else mask)
         return obs, {key: _as_objects(value, self.num_envs) for key, value in table.columns.items()}
 
     def step(self, actions: Any) -> tuple[Any, FloatArray, BoolArray, BoolArray, Infos]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envfleet.adapters.vector_source import VectorSource
+from envfleet.adapters.vector_source import VectorSource, without_finals
 from envfleet.contract.arrays import Array, BoolArray, FloatArray
 from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.contract.infos.table import InfoTable
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.make import make
 
@@ -80,8 +81,12 @@ class RLGamesVecEnv(IVecEnv):
         """
         if isinstance(self.action_space, spaces.Discrete):
             actions = actions.reshape(-1)
-        step = self._source.step(actions)
-        infos = {**step.table.columns, "time_outs": step.truncated & ~step.terminated}
+        step = self._source.step(self._source.batch_of(actions))
+        columns, ended_rows = step.table.columns, np.flatnonzero(step.ended).tolist()
+        if ended_rows:  # of them the last step's: rl_games reads scores there
+            infos_by_row = {row: without_finals(info) for row, info in enumerate(step.infos(ended_rows))}
+            columns = InfoTable.from_rows(infos_by_row, self._source.num_envs).columns
+        infos = {**columns, "time_outs": step.truncated & ~step.terminated}
         return self._arrays(step.obs), step.rewards, step.ended, infos
 
     def get_env_info(self) -> dict[str, Any]:

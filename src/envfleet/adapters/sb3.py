@@ -78,7 +78,7 @@ class SB3VecEnv(VecEnv):
     def _rows_by_options(self) -> list[tuple[dict[str, Any], list[int]]]:
         groups: list[tuple[dict[str, Any], list[int]]] = []
         for row, options in enumerate(self._options):
-            rows = next((rows for each, rows in groups if each is options or each == options), None)
+            rows = next((rows for each, rows in groups if _are_same(each, options)), None)
             if rows is None:
                 groups.append((options, [row]))
             else:
@@ -206,11 +206,20 @@ class SB3VecEnv(VecEnv):
         return self._source.call(env_ids_of(None, self.num_envs), "render")
 
 
+def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except ValueError:  # arrays are in them
+        return False
+
+
 def _envs_of(envs: Any, options: dict[str, Any]) -> Any:
     """The pool of a list of functions; pools and clusters are used as they are."""
     if isinstance(envs, list | tuple):
         if "autoreset_mode" in options:
             raise UsageError("SB3VecEnv(functions) makes a pool with autoreset_mode='same_step': leave it out")
+        if options.get("batch_size") is not None:
+            raise UsageError("SB3VecEnv steps all envs at once: leave batch_size out")
         functions: list[Callable[[], Any]] = list(envs)
         return envfleet.make(functions, autoreset_mode="same_step", **options)
     if options:

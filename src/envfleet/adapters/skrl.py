@@ -10,6 +10,7 @@ from gymnasium import spaces
 from envfleet.adapters.explicit_resets import ExplicitResets
 from envfleet.adapters.vector_source import VectorSource
 from envfleet.contract.errors import MissingExtra, UsageError
+from envfleet.contract.spaces import SpaceTree
 
 try:
     import torch
@@ -42,6 +43,7 @@ class SkrlEnv(Wrapper):
             UsageError: It is neither, it does not reset in the same step, or it is asynchronous.
         """
         self._source = VectorSource(envs, "SkrlEnv")
+        self._actions = SpaceTree(self._source.single_action_space)
         super().__init__(envs)
         self._resets = ExplicitResets(self._source)
         self._final_rows: Any = None  # envs whose episode ended in the last step
@@ -158,4 +160,5 @@ class SkrlEnv(Wrapper):
         batch = untensorize_space(
             self.action_space, unflatten_tensorized_space(self.action_space, actions), squeeze_batch_dimension=False
         )
-        return batch.reshape(-1) if isinstance(self.action_space, spaces.Discrete) else batch
+        leaves = zip(self._actions.leaves, self._actions.flatten(batch), strict=True)
+        return self._actions.unflatten([np.reshape(value, (-1, *leaf.shape)) for leaf, value in leaves])

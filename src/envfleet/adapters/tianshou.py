@@ -101,7 +101,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         if action is None:
             raise UsageError("step() needs actions: these envs are not asynchronous")
         env_ids = self._env_ids(id)
-        step = self._resets.step(action.detach().cpu().numpy() if hasattr(action, "detach") else action, env_ids)
+        actions = action.detach().cpu().numpy() if hasattr(action, "detach") else action
+        step = self._resets.step(self._source.batch_of(actions), env_ids)
         infos = step.infos()
         for env_id, info in zip(env_ids, infos, strict=True):
             info["env_id"] = env_id

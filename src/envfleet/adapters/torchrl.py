@@ -78,10 +78,10 @@ class TorchRLEnv(EnvBase):
         if rows is None:
             obs, _ = self._resets.reset(None, None if seed is None else seeds_of(seed, num_envs), options)
             self._shown = self._obs_form.tensors(obs)
-        else:
+        elif len(rows):
             obs, _ = self._resets.reset(rows.tolist(), options=options)
             self._shown = self._with_rows(self._shown, rows, self._obs_form.tensors(obs))
-        reset = self._shown.copy()
+        reset = self._shown.clone()  # the caller may write to it
         for key in DONE_KEYS:
             reset[key] = torch.zeros((num_envs, 1), dtype=torch.bool, device=self.device)
         return reset
@@ -97,13 +97,14 @@ class TorchRLEnv(EnvBase):
         result["reward"] = torch.as_tensor(step.rewards, dtype=torch.float32, device=self.device).unsqueeze(-1)
         if rows is not None:
             result = self._with_rows(self._standing_still(tensordict), rows, result)
-        self._shown = result.exclude("reward", *DONE_KEYS)
+        self._shown = result.exclude("reward", *DONE_KEYS).clone()
         return result
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed the envs, env i with `seed + i`, by a reset, as TorchRL's GymEnv does."""
         if seed is not None:
-            self._resets.reset(seeds=seeds_of(seed, self._source.num_envs))
+            obs, _ = self._resets.reset(seeds=seeds_of(seed, self._source.num_envs))
+            self._shown = self._obs_form.tensors(obs)
 
     def _standing_still(self, tensordict: TensorDictBase) -> TensorDictBase:
         """What a step of no env returns: all observations and flags are what they were."""

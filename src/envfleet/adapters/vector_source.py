@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike
 
 from envfleet.contract.arrays import BoolArray, FloatArray
 from envfleet.contract.errors import EnvFailed, UsageError
-from envfleet.contract.infos.table import Info, InfoTable
+from envfleet.contract.infos.table import Info, InfoTable, mask_key
 from envfleet.contract.spaces import SpaceTree
-from envfleet.pool.traits import WRAPPERS
+from envfleet.pool.traits import CLIPS_REWARDS, WRAPPERS
 
 
 class Envs(Protocol):
@@ -75,13 +75,18 @@ class SourceStep:
         """[N]: whether the episode of each env has ended with this step."""
         return self.terminated | self.truncated
 
+    def was_reset(self, row: int) -> bool:
+        """Whether an env whose episode has ended began the next one: not if its reset failed, too."""
+        mask = self.table.columns.get(mask_key("final_obs"))
+        return mask is not None and bool(mask[row])
+
     def final_obs(self, row: int) -> Any:
         """The last observation of an episode that has ended."""
-        return self.table.final_obs[row]
+        return self.table.final_obs[row] if self.was_reset(row) else _row_of(self.obs, row)
 
     def final_info(self, row: int) -> Info:
         """The info of the last step of an episode that has ended."""
-        return self.table.final_infos.row(row)
+        return self.table.final_infos.row(row) if self.was_reset(row) else without_finals(self.table.row(row))
 
     def reset_info(self, row: int) -> Info:
         """The info of the reset that followed the last step of an episode."""
@@ -121,6 +126,11 @@ class VectorSource:
         """Gymnasium's, of all envs."""
         return self.envs.render_mode
 
+    @property
+    def has_own_rewards(self) -> bool:
+        """Whether the envs clip their rewards, and say in `info["reward"]` what they were."""
+        return bool(self.envs.metadata.get(CLIPS_REWARDS))
+
     def reset(
         self, seed: Any = None, options: dict[str, Any] | None = None, rows: Sequence[int] | None = None
     ) -> tuple[Any, InfoTable]:
@@ -149,8 +159,8 @@ class VectorSource:
         return SourceStep(obs, rewards, terminated, truncated, InfoTable(self.num_envs, infos))
 
     def batch_of(self, actions: Any) -> Any:
-        """A batch of actions, also if they come as a list with those of each env."""
-        if isinstance(actions, np.ndarray) or not isinstance(actions, Sequence) or self._actions.is_one_array:
+        """A batch of actions, also if they come as a list, or an array, with those of each env."""
+        if self._actions.is_one_array or not isinstance(actions, np.ndarray | Sequence):
             return actions
         if isinstance(actions, tuple) and isinstance(self.single_action_space, spaces.Tuple):
             return actions  # a batch already
@@ -220,6 +230,12 @@ class VectorSource:
     def __exit__(self, *error: object) -> None:
         """Close the envs, whatever happened."""
         self.close()
+
+
+def _row_of(obs: Any, row: int) -> Any:
+    if isinstance(obs, dict):
+        return {key: _row_of(part, row) for key, part in obs.items()}
+    return tuple(_row_of(part, row) for part in obs) if isinstance(obs, tuple) else obs[row]
 
 
 def without_finals(info: Info) -> Info:

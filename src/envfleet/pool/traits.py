@@ -47,6 +47,7 @@ def require_same_spaces(
 
 # A name that no attribute has: which wrappers an env is in, asked as a plain value, so that any process can answer.
 WRAPPERS = "envfleet.wrappers"
+CLIPS_REWARDS = "clips_rewards"  # in an env's metadata: info["reward"] has what the reward was
 
 
 def value_of(env: gymnasium.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

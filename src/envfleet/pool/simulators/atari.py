@@ -21,6 +21,7 @@ from envfleet._native import core
 from envfleet.contract.checks import true_or_false
 from envfleet.contract.errors import UsageError
 from envfleet.pool.simulators.ale_states import AleSaver
+from envfleet.pool.traits import CLIPS_REWARDS
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -163,6 +164,8 @@ class AtariEnv(gymnasium.Env[Image, Any]):
         self.info_columns: dict[str, np.dtype[Any]] = {"lives": np.dtype(np.int64)}
         if self.settings.reward_clip or self.settings.envpool_infos:
             self.info_columns["reward"] = np.dtype(np.float64)
+        if self.settings.reward_clip:
+            self.metadata = {**self.metadata, CLIPS_REWARDS: True}
         if self.settings.envpool_infos:
             self.info_columns["terminated"] = self.info_columns["elapsed_step"] = np.dtype(np.int64)
             self.info_columns["ram"] = np.dtype((np.uint8, (self.ale.getRAMSize(),)))
