@@ -237,3 +237,34 @@ def test_many_changes_of_as_many_names_are_all_kept():
     for number in range(1, 3 * MOST_PENDING):
         changes.add(attribute_change(number, f"level_{number}", number))
     assert [each.number for each in waiting.pending] == list(range(1, 3 * MOST_PENDING))
+
+
+class KeepsItsLevel(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    level = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([self.level], np.float32), {}
+
+    def step(self, action):
+        return np.array([self.level], np.float32), 0.0, False, False, {}
+
+    def get_state(self):
+        return self.level
+
+    def set_state(self, state):
+        self.level = state
+
+
+def test_a_state_makes_older_changes_of_the_same_name_void():
+    """Env 1 has changes 1 and 2 to apply; the state of env 0, which has both, comes first."""
+    with envfleet.make(KeepsItsLevel, 2, backend="serial", autoreset_mode="Disabled") as pool:
+        pool.reset(seed=0)
+        for level in (1, 2):
+            pool.broadcast("level", level)
+            pool.reset(options={"reset_mask": np.array([True, False])})
+        pool.set_state(pool.get_state([0]), [1])
+        assert pool.get_attr("level") == (2, 2)
+        assert pool.reset()[0].ravel().tolist() == [2.0, 2.0]

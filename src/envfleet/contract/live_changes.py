@@ -162,7 +162,10 @@ class EnvChanges:
             self._done(change)
 
     def _pending_of(self, applied: Applied) -> list[Change]:
-        return [each for each in self.pending if (each.number, each.kind.value, each.name) in applied]
+        """What is pending of `applied`, and what came before these under the same kind and name."""
+        pending = {(each.number, each.kind.value, each.name) for each in self.pending}
+        last = {(kind, name): number for number, kind, name in applied if (number, kind, name) in pending}
+        return [each for each in self.pending if each.number <= last.get((each.kind.value, each.name), 0)]
 
     def add(self, change: Change, num_pending: int) -> None:
         """One more to apply; with more than `num_pending`, only the last of each kind and name are kept."""

@@ -28,9 +28,13 @@ class XlaPool(EnvPool):
 
     _backend: NativeBackend
     _port: core.XlaPort
+    _is_abandoned = False
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
+        if self._is_abandoned:  # in a fork: whoever held the lock does not exist here
+            yield
+            return
         limit_s = self._config.timeout_s
         if not self._port.acquire(math.inf if limit_s is None else limit_s):
             raise PoolTimeout(
@@ -62,6 +66,7 @@ class XlaPool(EnvPool):
             return self._recv(None).env_ids
 
     def _abandon(self) -> None:
+        self._is_abandoned = True
         super()._abandon()
         self._port.abandon()
 

@@ -190,3 +190,11 @@ def test_mixed_in_context_managers_close(pool):
     pool.close()
     with pytest.raises(UsageError, match="closed"):
         pool.step(zeros())
+
+
+def test_envs_that_were_never_reset_may_be_sent_in_two_calls():
+    envs = envpool.make_gymnasium("CartPole-v1", num_envs=3, seed=1)
+    envs.send(np.zeros(1, np.int32), np.array([0]))
+    envs.send(np.zeros(2, np.int32), np.array([1, 2]))
+    assert sorted(envs.recv()[4]["env_id"].tolist()) == [0, 1, 2]
+    envs.close()

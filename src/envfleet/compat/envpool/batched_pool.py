@@ -248,13 +248,16 @@ class BatchedPool:
         if self.is_async:
             self.async_reset()
             return
+        held, self._held = self._held, None  # of a send before this one
         is_new = self._is_new[env_ids]
         parts = [self._reset_rows(env_ids[is_new])]
         if not is_new.all():
             self._pool.send(actions[~is_new], env_ids[~is_new])
             parts.append(self._receive())
         order = np.argsort(np.concatenate([np.flatnonzero(is_new), np.flatnonzero(~is_new)]))
-        self._held = parts[0] if len(parts) == 1 else joined(parts, order)
+        rows = parts[0] if len(parts) == 1 else joined(parts, order)
+        num_rows = len(env_ids) + (0 if held is None else len(held.env_ids))
+        self._held = rows if held is None else joined([held, rows], np.arange(num_rows))
 
     def _receive(self) -> Rows:
         if self._held is not None:
