@@ -115,7 +115,7 @@ SOURCES = [
     if path.suffix in (".py", ".h", ".cc", ".pyi") and "_native/include" not in path.as_posix()
 ]
 YOURS = {"fleet.py", "train.py", "corridor.h", "my_env.h"}  # files that a page has its reader write
-YOURS |= {"ppo_atari.py", "ppo_continuous_action.py", "sac_continuous_action.py"}  # CleanRL's
+YOURS |= {"ppo_atari.py", "ppo_atari_envpool.py", "ppo_continuous_action.py", "sac_continuous_action.py"}  # CleanRL's
 PATH = re.compile(r"(?<![\w./-])[\w][\w./-]*\.(?:py|h|cc)\b(?!/)")
 
 

@@ -55,6 +55,9 @@ class FakeGpuModule:
     def device_count(self):
         return 1
 
+    def synchronize(self, device=NAME):
+        """Nothing is ever under way. TensorDict asks for it as soon as there is a device."""
+
     def _is_in_bad_fork(self):
         return False
 
