@@ -36,7 +36,7 @@ def running(kube, tmp_path, num_workers=2, **more):
     finally:
         job.cancel(1.0)
         assert kube.leftovers() == []
-        assert kube.node.pids() == []
+        wait_until(lambda: kube.node.pids() == [], "the node has ended all processes", LONG_S)
 
 
 def wait_for(job, worker, state, timeout_s=LONG_S):
