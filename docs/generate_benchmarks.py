@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
-SCRIPTS = ("pool", "simulators", "time_shares", "policy_loop", "first_ready", "cluster", "sync", "releases")
+SCRIPTS = ("pool", "simulators", "time_shares", "policy_loop", "sb3", "xla")
+SCRIPTS += ("first_ready", "cluster", "sync", "releases")
 
 
 @dataclass(frozen=True, slots=True)
