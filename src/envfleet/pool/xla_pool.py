@@ -32,7 +32,7 @@ class XlaPool(EnvPool):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        if self._is_abandoned:  # in a fork: whoever held the lock does not exist here
+        if self._is_abandoned:  # in a fork: the thread that holds the lock is not there
             yield
             return
         limit_s = self._config.timeout_s

@@ -1,6 +1,9 @@
 """pool.xla(): what jitted functions return equals the loop in Python, bit for bit; what goes wrong is said in words."""
 
+import contextlib
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +18,7 @@ from envfleet.pool.xla_pool import XlaPool
 from envfleet.testing import ScriptedEnv
 from tests.support.equal_arrays import assert_array_equal
 from tests.support.native_makers import load_scripted, make_native
+from tests.support.waiting import wait_until
 
 jax = pytest.importorskip("jax")
 jnp, lax = jax.numpy, jax.lax
@@ -510,3 +514,39 @@ def test_the_extra_is_named():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert 'pip install "envfleet[jax]"' in done.stdout
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
+    """A call of XLA holds the pool's lock while the process forks; here another thread stands for that call."""
+    with envfleet.make("CartPole-v1", 2) as pool:
+        pool.reset(seed=0)
+        pool.xla()
+        is_held, may_end = threading.Event(), threading.Event()
+
+        def hold():
+            with pool._alone():
+                is_held.set()
+                assert may_end.wait(60.0)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert is_held.wait(60.0)
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                with contextlib.suppress(envfleet.PoolClosed):
+                    pool.step(np.zeros(2, np.int64))
+                pool.close()
+                os._exit(0)
+            os._exit(1)
+        try:
+            statuses = []
+            wait_until(lambda: statuses.append(os.waitpid(child, os.WNOHANG)) or statuses[-1][0], "the child has ended")
+            assert os.waitstatus_to_exitcode(statuses[-1][1]) == 0
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        finally:
+            may_end.set()
+            thread.join()
