@@ -17,7 +17,7 @@ from envfleet.contract.live_changes import (
     attribute_change,
     call_change,
 )
-from tests.support.envs.changing_env import ChangingEnv
+from tests.support.envs.changing_env import ChangingEnv, SavingChangingEnv
 
 pytestmark = pytest.mark.usefixtures("quick_spawners")
 
@@ -210,7 +210,7 @@ def test_a_new_env_gets_the_last_changes_in_the_order_in_which_they_were_made():
     changes = LiveChanges()
     for number, (name, value) in enumerate([("a", 1), ("b", 2), ("a", 3)], 1):
         changes.add(attribute_change(number, name, value))
-    changes.add(Change(4, ChangeKind.CALL, "a", Arguments((), {})))
+    changes.add(Change.of(4, ChangeKind.CALL, "a", Arguments((), {})))
     assert [each.number for each in changes.last] == [2, 3, 4]
     assert [each.number for each in changes.of_new_env().pending] == [2, 3, 4]
 
@@ -268,3 +268,20 @@ def test_a_state_makes_older_changes_of_the_same_name_void():
         pool.set_state(pool.get_state([0]), [1])
         assert pool.get_attr("level") == (2, 2)
         assert pool.reset()[0].ravel().tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_state_of_another_pool_hides_no_change_of_this_one(backend):
+    """Both pools number their changes from 1; only one with the same content was applied before the state was saved."""
+    of_envs = {"backend": backend, "autoreset_mode": "Disabled"}
+    with envfleet.make(SavingChangingEnv, 1, **of_envs) as one, envfleet.make(SavingChangingEnv, 1, **of_envs) as other:
+        for pool, value, level in ((one, "of one", 7), (other, "of other", 7)):
+            pool.reset(seed=0)
+            pool.call_at_reset("note", value)
+            pool.broadcast("level", level)
+        one.reset()
+        other.set_state(one.get_state())
+        assert other.get_attr("calls") == (["of one"],)
+        assert other.get_attr("level") == (7,)  # the same change: the state has come after it
+        other.reset()
+        assert other.get_attr("calls") == (["of one", "of other"],)

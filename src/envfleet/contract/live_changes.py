@@ -3,15 +3,18 @@
 Changes are numbered: 1, 2, 3, ... Each env applies all that it has not applied yet, in this order, in its next reset.
 An env that is built anew begins with the last change of each kind and name; so does one that has not been reset for
 more than MOST_PENDING changes, or they would fill the memory. One that is put into a saved state has those that were
-applied before it was saved, and does not apply them once more. The info of every reset that follows a change has, under
-LIVE_CHANGE, the number of the last one.
+applied before it was saved, and does not apply them once more: those of the same number, kind, name and content, so that
+a state may come from another pool, which numbers its changes from 1 as well. The info of every reset that follows a
+change has, under LIVE_CHANGE, the number of the last one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import hashlib
 import pickle
+import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -36,7 +39,7 @@ class ChangeKind(enum.Enum):
     OPTIONS = "options"  # the options of this reset and of those that follow
 
 
-Applied = Collection[tuple[int, str, str]]  # number, kind and name of changes, in plain values
+Applied = Collection[tuple[Any, ...]]  # changes by number, kind, name and content, in plain values
 
 
 class Arguments(NamedTuple):
@@ -53,6 +56,17 @@ class Change(NamedTuple):
     kind: ChangeKind
     name: str  # of the attribute or method; "" for options
     arguments: Arguments | bytes  # bytes: pickled by another process of the same pool; each env has a copy of its own
+    content: str  # a hash of the arguments, as they were when the change was made
+
+    @classmethod
+    def of(cls, number: int, kind: ChangeKind, name: str, arguments: Arguments) -> Change:
+        """A change with these arguments."""
+        return cls(number, kind, name, arguments, _content_of(arguments))
+
+    @property
+    def identity(self) -> tuple[int, str, str, str]:
+        """What it is known by in saved states."""
+        return self.number, self.kind.value, self.name, self.content
 
     def __str__(self) -> str:
         """As the caller wrote it."""
@@ -68,16 +82,24 @@ class Change(NamedTuple):
         return Arguments(*pickle.loads(self.arguments)) if isinstance(self.arguments, bytes) else self.arguments
 
 
+def _content_of(arguments: Arguments) -> str:
+    """The same text for the same arguments; what cannot be pickled is like nothing else."""
+    try:
+        return hashlib.blake2b(pickle.dumps(tuple(arguments), protocol=5), digest_size=16).hexdigest()
+    except Exception:
+        return uuid.uuid4().hex
+
+
 def attribute_change(number: int, name: str, value: Any) -> Change:
     """Set an attribute of each env."""
-    return Change(number, ChangeKind.ATTRIBUTE, _checked_name(name, "an attribute"), Arguments((value,), {}))
+    return Change.of(number, ChangeKind.ATTRIBUTE, _checked_name(name, "an attribute"), Arguments((value,), {}))
 
 
 def call_change(number: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Change:
     """Call a method of each env."""
     if name in _BUSINESS_OF_THE_POOL:
         raise UsageError(f"call_at_reset() cannot call {name!r} of an env: the pool does that by itself")
-    return Change(number, ChangeKind.CALL, _checked_name(name, "a method"), Arguments(args, kwargs))
+    return Change.of(number, ChangeKind.CALL, _checked_name(name, "a method"), Arguments(args, kwargs))
 
 
 def options_change(number: int, options: Mapping[str, Any] | None) -> Change:
@@ -86,7 +108,7 @@ def options_change(number: int, options: Mapping[str, Any] | None) -> Change:
         raise UsageError(f"options must be a dict, or None for none; got {type(options).__name__}")
     if options is not None and "reset_mask" in options:
         raise UsageError("reset_mask chooses the envs of one reset(): pass it there, not to set_reset_options()")
-    return Change(number, ChangeKind.OPTIONS, "", Arguments((None if options is None else dict(options),), {}))
+    return Change.of(number, ChangeKind.OPTIONS, "", Arguments((None if options is None else dict(options),), {}))
 
 
 def _checked_name(name: Any, what: str) -> str:
@@ -139,7 +161,7 @@ class EnvChanges:
         """The env was built anew; or another one took its place, in which `applied` were applied before."""
         self.pending: deque[Change] = deque(self._of_all.last)
         self._number = 0  # of the last change that was applied
-        self._numbers: dict[tuple[ChangeKind, str], int] = {}  # likewise, of each kind and name
+        self._applied: dict[tuple[ChangeKind, str], tuple[Any, ...]] = {}  # likewise, of each kind and name
         self._options: dict[str, Any] | None = None
         for change in self._pending_of(applied):
             if change.kind is ChangeKind.OPTIONS:  # the env does not keep them
@@ -149,7 +171,7 @@ class EnvChanges:
     @property
     def applied(self) -> Applied:
         """What the env has applied, for its saved state."""
-        return tuple((number, kind.value, name) for (kind, name), number in self._numbers.items())
+        return tuple(self._applied.values())
 
     def catch_up(self, applied: Applied, env: Any) -> None:
         """Apply at once what is pending of `applied`. Then the env is put into a state that has come after these.
@@ -163,8 +185,8 @@ class EnvChanges:
 
     def _pending_of(self, applied: Applied) -> list[Change]:
         """What is pending of `applied`, and what came before these under the same kind and name."""
-        pending = {(each.number, each.kind.value, each.name) for each in self.pending}
-        last = {(kind, name): number for number, kind, name in applied if (number, kind, name) in pending}
+        pending = {each.identity for each in self.pending}
+        last = {each[1:3]: each[0] for each in map(tuple, applied) if each in pending}
         return [each for each in self.pending if each.number <= last.get((each.kind.value, each.name), 0)]
 
     def add(self, change: Change, num_pending: int) -> None:
@@ -197,7 +219,7 @@ class EnvChanges:
         else:
             self.pending = deque(each for each in self.pending if each is not change)
         self._number = max(self._number, change.number)
-        self._numbers[change.kind, change.name] = change.number
+        self._applied[change.kind, change.name] = change.identity
 
     def _apply(self, change: Change, env: Any) -> None:
         args, kwargs = change.load()

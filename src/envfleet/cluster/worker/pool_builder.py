@@ -65,7 +65,7 @@ class PoolBuilder:
 
 def _change_of(message: ChangeEnvs) -> Change:
     arguments = Arguments(tuple(from_plain(message.args)), from_plain(message.kwargs))
-    return Change(message.number, message.kind, message.name, arguments)
+    return Change.of(message.number, message.kind, message.name, arguments)
 
 
 def _spec_of(plan: PoolPlan, arrays: Arrays) -> EnvSpec:
