@@ -158,7 +158,7 @@ def test_a_reset_that_hangs_in_every_new_process_does_not_keep_its_worker_for_ev
                 raised.append(error)
             receive = envs.recv
         assert [error.env_id for error in raised] == [LATE] * len(raised)
-        assert "4 processes in a row were lost at this task" in str(raised[-1])
+        assert "3 processes in a row were lost at this task" in str(raised[-1])
         *_, truncations, info = result
         assert np.flatnonzero(truncations).tolist() == [LATE] == np.flatnonzero(info["_env_error"]).tolist()
         with pytest.raises(EnvFailed, match="processes in a row were lost at this task") as caught:

@@ -3,7 +3,7 @@
 Changes are numbered: 1, 2, 3, ... Each env applies all that it has not applied yet, in this order, in its next reset.
 An env that is built anew begins with the last change of each kind and name; so does one that has not been reset for
 more than MOST_PENDING changes, or they would fill the memory. One that is put into a saved state has those that were
-applied before it was saved, and does not apply them once more: those of the same number, kind, name and content, so that
+applied before it was saved, and does not apply them once more: those of the same number, kind, name and content, since
 a state may come from another pool, which numbers its changes from 1 as well. The info of every reset that follows a
 change has, under LIVE_CHANGE, the number of the last one.
 """

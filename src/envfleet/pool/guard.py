@@ -27,6 +27,8 @@ logger = logging.getLogger("envfleet.pool")
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
 
+MOST_HANGS = 3  # of one step or reset, in a row: the next one would hang as well, and each takes timeout_s
+
 # What counts as a failure of an env that runs in the caller's own process. A KeyboardInterrupt is the user's Ctrl-C
 # there, and goes on to the caller; in a child process, which no Ctrl-C reaches, every exception is the env's.
 ENV_ERRORS = (Exception, SystemExit, GeneratorExit)
@@ -223,7 +225,10 @@ class GuardedEpisode:
         return transition
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Transition:
-        """Reset, with another try for each restart that is left: there is no row that could be truncated."""
+        """Reset, with another try for each restart that is left: there is no row that could be truncated.
+
+        One that hangs is tried MOST_HANGS times.
+        """
         self.failure = None
         self._action = None
         self._obs_before = self._episode.last_obs
@@ -232,14 +237,18 @@ class GuardedEpisode:
             self._seed = seed
         if self._num_losses is not None:
             return self._lost_too_often(str(reason))
+        num_hangs = 0
         while True:
             try:
                 self._rebuild_if_needed()
                 return self._episode.reset(seed, options)
             except self._env_errors as error:
-                transition = self._failed(error, action=None)
+                num_hangs += isinstance(error, EnvTimedOut)
+                failure = self._note_failure(error, action=None, num_hangs=num_hangs)
+                if num_hangs >= MOST_HANGS:
+                    return self._ended_by(failure.error)
                 if self.failure is not None:
-                    return transition
+                    return self._row_after(failure)
 
     def state_name(self, how: EnvStates) -> str:
         """`EnvState.env_name` of the states that fit. Raises UsageError if the env cannot be saved."""
@@ -307,19 +316,29 @@ class GuardedEpisode:
         self._episode.last_obs = self._empty_obs
         return self._ended_by(Failure.of(self._env_id, error).error)
 
-    def _failed(self, error: BaseException, action: Any) -> Transition:
+    def _note_failure(self, error: BaseException, action: Any, num_hangs: int = 0) -> Failure:
+        """Count it, and set `failure` if the caller is to hear of it; returns what it was in any case."""
         self._clock.renew()
         num_failures = self._counts.add_failure(self._env_id)
         restarts = self._max_restarts is not None
-        must_rebuild = self._must_rebuild = restarts or not self._is_built or isinstance(error, EnvTimedOut)
+        self._must_rebuild = restarts or not self._is_built or isinstance(error, EnvTimedOut)
         failure = Failure.of(self._env_id, error, self._seed, action)
         if not restarts:
             self.failure = failure
         elif num_failures > (self._max_restarts or 0):
             count = f" ({num_failures} failures without a finished episode: no restart is left)"
             self.failure = failure._replace(error=failure.error + count)
+        elif num_hangs >= MOST_HANGS:
+            self.failure = failure._replace(error=f"{failure.error} ({num_hangs} times in a row: it is given up)")
         else:
             logger.warning("env %d raised %s; it is built anew", self._env_id, failure.error)
+        return failure
+
+    def _failed(self, error: BaseException, action: Any) -> Transition:
+        return self._row_after(self._note_failure(error, action))
+
+    def _row_after(self, failure: Failure) -> Transition:
+        must_rebuild = self._must_rebuild
         try:
             self._rebuild_if_needed()
             return self._cut_short(failure.error)

@@ -217,11 +217,11 @@ def received(receive, again):
     raise AssertionError(f"no batch, but {raised}")
 
 
-@pytest.mark.parametrize(("how", "mode"), [("c", "next_step"), ("stopped", "same_step")])
-def test_a_reset_that_hangs_in_every_new_process_is_not_made_for_ever(tmp_path, monkeypatch, how, mode):
+@pytest.mark.parametrize(("how", "mode", "restarts"), [("c", "next_step", 10), ("stopped", "same_step", 1)])
+def test_a_reset_that_hangs_in_every_new_process_is_not_made_for_ever(tmp_path, monkeypatch, how, mode, restarts):
     """Its row ends with an error; the other envs of its process have theirs, and a later reset may succeed."""
     monkeypatch.setattr("envfleet.pool.process.late_envs.INTERRUPT_GRACE_S", 0.1)
-    settings = {"on_env_error": "restart", "max_env_restarts": 1, "timeout_s": 0.5, "autoreset_mode": mode}
+    settings = {"on_env_error": "restart", "max_env_restarts": restarts, "timeout_s": 0.5, "autoreset_mode": mode}
     with make(tmp_path, num_envs=2, num_workers=1, **settings) as pool:
         pool.reset(seed=0)
         tell_to_hang(tmp_path, 0, how, "reset", always=True)
@@ -231,17 +231,35 @@ def test_a_reset_that_hangs_in_every_new_process_is_not_made_for_ever(tmp_path, 
         result, raised = received(begin, pool.recv)
         assert [type(error) for error in raised[:-1]] == [envfleet.ChildDied] * (len(raised) - 1)
         assert type(raised[-1]) is envfleet.EnvFailed and raised[-1].env_id == 0
-        assert "4 processes in a row were lost at this task" in str(raised[-1])
+        assert "3 processes in a row were lost at this task" in str(raised[-1])
         where = "reset" if mode == "next_step" else "step"  # of which the reset is a part
         assert f"in {where}() for longer than timeout_s=0.5 s" in str(raised[-1])
         assert result[3].tolist() == [True, mode == "same_step"]
         assert "timeout_s=0.5 s" in result[-1]["env_error"][0]
         _, raised = received(partial(pool.reset, seed=1), pool.recv)
-        assert [type(error) for error in raised] == [envfleet.ChildDied, envfleet.EnvFailed]  # one more try
+        one_more_try = [envfleet.ChildDied, envfleet.EnvFailed]
+        assert [type(error) for error in raised] == one_more_try[restarts > 1 :]
         hang_no_more(tmp_path, 0, "reset")
         obs, _ = pool.reset(seed=1)
         assert obs[:, 1].tolist() == [0, 0]
         assert not pool.step(acts(2))[3].any()
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_a_reset_that_hangs_again_and_again_is_given_up(tmp_path, mode):
+    """After three times, though with 10 restarts: each takes timeout_s."""
+    with make(tmp_path, num_envs=2, num_workers=1, on_env_error="restart", timeout_s=0.5, autoreset_mode=mode) as pool:
+        tell_to_hang(tmp_path, 0, "sleep", "reset", always=True)
+        begun_s = time.monotonic()
+        with pytest.raises(
+            envfleet.EnvFailed, match=r"timeout_s=0.5 s.*\(3 times in a row: it is given up\)"
+        ) as caught:
+            pool.reset(seed=0)
+        assert time.monotonic() - begun_s < 10 * 0.5
+        assert caught.value.env_id == 0
+        assert pool.recv()[3].tolist() == [True, False]
+        hang_no_more(tmp_path, 0, "reset")
+        assert pool.reset(seed=0)[0][:, 1].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("how", "on_env_error"), [("raise", "raise"), ("stopped", "restart")])

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from envfleet._native import core
 from envfleet.contract.arrays import IntArray
@@ -14,7 +14,7 @@ from envfleet.contract.errors import ChildDied, EnvFailed, PoolTimeout
 from envfleet.contract.pool_config import PoolConfig
 from envfleet.contract.spec import EnvTraits
 from envfleet.pool.building import EnvBuilder
-from envfleet.pool.guard import Failure, backoff_s
+from envfleet.pool.guard import MOST_HANGS, Failure, backoff_s
 from envfleet.pool.process import child as process_child
 from envfleet.pool.process.change_channel import NO_CHANGES, ChangeSender
 from envfleet.pool.process.child_reports import (
@@ -38,6 +38,13 @@ logger = logging.getLogger("envfleet.pool")
 MOST_LOSSES = 3  # children in a row that may be lost at one task of an env, or while they build their envs
 
 _READY, _NEWS = core.Waiting.READY, core.Waiting.NEWS
+
+
+class Losses(NamedTuple):
+    """Children in a row that were lost at one task of an env."""
+
+    num: int = 0
+    num_hangs: int = 0  # of these: killed because the env was late
 
 
 def _nothing() -> None:
@@ -68,7 +75,7 @@ class Children:
         self._changes: ChangeSender | None = None  # once the arrays are laid out
         self._has_begun = False
         self._seeds: list[int | None] = [None] * shape.num_envs  # of each env's last seeded reset
-        self._num_losses: dict[int, int] = {}  # by env id: children that were lost at its last task
+        self._losses: dict[int, Losses] = {}  # by env id: at its last task
         self._most_losses = max(config.env_restarts or 0, MOST_LOSSES)
         self._num_not_built = [0] * shape.num_children  # children in a row that were lost while they built their envs
         self._num_requests = [1] * shape.num_children  # the first reply says that the child is ready
@@ -148,7 +155,7 @@ class Children:
             config=self._config,
             times_steps=times_steps,
             lost_because=lost_because,
-            num_losses={each: number for each, number in self._num_losses.items() if number > self._most_losses},
+            num_losses={each: losses.num for each, losses in self._losses.items() if self._is_given_up(losses)},
             builds_later=self._num_not_built[child] > MOST_LOSSES,
             delay_s=delay_s,
             changes=NO_CHANGES if self._changes is None else self._changes.for_new_child(child),
@@ -164,9 +171,13 @@ class Children:
 
     def begin_tasks(self, env_ids: IntArray) -> None:
         """Tasks of these envs are sent. One whose last task was given up has a single try more."""
-        for env_id in env_ids.tolist() if self._num_losses else ():
-            if self._num_losses.pop(env_id, 0) > self._most_losses:
-                self._num_losses[env_id] = self._most_losses
+        for env_id in env_ids.tolist() if self._losses else ():
+            losses = self._losses.pop(env_id, Losses())
+            if self._is_given_up(losses):
+                self._losses[env_id] = Losses(min(losses.num, self._most_losses), min(losses.num_hangs, MOST_HANGS - 1))
+
+    def _is_given_up(self, losses: Losses) -> bool:
+        return losses.num > self._most_losses or losses.num_hangs >= MOST_HANGS
 
     # -- asking --
 
@@ -251,8 +262,9 @@ class Children:
 
     def _replace_child(self, child: int, how: str) -> Exception | None:
         """Start another child in place of a dead one; returns what the caller must hear of it."""
-        if how == KILLED_TEXT:
-            how = self.killed_because.get(child, how)
+        was_late = how == KILLED_TEXT and child in self.killed_because
+        if was_late:
+            how = self.killed_because[child]
         self.killed_because.pop(child, None)
         doing, env_ids = self._task_queues.doing(child), self.reports.env_ids_of(child)
         culprit = env_ids.start if doing.env_id is None else doing.env_id
@@ -266,7 +278,8 @@ class Children:
         elif self._num_not_built[child] <= MOST_LOSSES:
             self._num_not_built[child] = 0
         if doing.env_id in self._task_queues.recover(child):
-            self._num_losses[culprit] = self._num_losses.get(culprit, 0) + 1
+            losses = self._losses.get(culprit, Losses())
+            self._losses[culprit] = Losses(losses.num + 1, losses.num_hangs + was_late)
         self._num_requests[child] = 1
         num_failures = self._task_queues.add_failure(culprit)
         is_last = self._config.env_restarts is None or num_failures > self._config.env_restarts
