@@ -46,10 +46,11 @@ coverage: $(VENV)/with-test
 	$(PYTEST) -m "not engine and not long" --cov --cov-report=term:skip-covered
 
 # What does not go with the rest has an environment of its own: dm_control and MuJoCo 3, EnvPool, a build without Box2D.
-test-others: $(OTHERS)/ready build/cleanrl/ready
+test-others: $(OTHERS)/ready build/cleanrl/ready build/envpool/ready
 	$(OTHERS)/bin/python -m pytest tests/pool/simulators/test_dm_control.py tests/pool/simulators/test_older_mujoco.py \
 		tests/pool/vector/test_envpool_tasks.py tests/cluster/worker/test_vector_on_workers.py \
 		tests/pool/simulators/test_box2d_missing.py tests/compat/envpool
+	PYTHONPATH=build/envpool $(BIN)/python -m pytest tests/compat/envpool/test_against_envpool.py
 
 check: $(VENV)/with-check
 	$(BIN)/ruff check .
@@ -121,6 +122,12 @@ $(OTHERS)/ready: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/with-test
 	$(PYTHON) -m venv --clear $(OTHERS)
 	$(OTHERS)/bin/pip install --quiet --constraint constraints.txt "$$(echo build/others/envfleet-*.whl)[atari,box2d,dm-control]" \
 		envpool==1.2.5 imageio pytest pytest-timeout pytest-xdist
+	@touch $@
+
+# EnvPool beside the MuJoCo that our native envs are for: the other environment's, without the rest of it.
+build/envpool/ready: $(OTHERS)/ready
+	mkdir -p build/envpool
+	ln -sfn $(CURDIR)/$(OTHERS)/lib/python3*/site-packages/envpool* $(CURDIR)/$(OTHERS)/lib/python3*/site-packages/optree* build/envpool
 	@touch $@
 
 # CleanRL's scripts, which tests run as files: the package itself wants an older Python.

@@ -105,9 +105,14 @@ class PyNativePool {
     return generators_[env_id].is_valid() ? generators_[env_id] : nb::none();
   }
 
-  /// Reset all envs, or only those in `env_ids`, while the others repeat their observation.
+  /// Reset all envs, or only those in `env_ids`, while the others repeat their observation. Where batches are of the
+  /// first to finish the others may be in flight, perhaps in a reset: `options` are not used then.
   void send_reset(nb::handle env_ids, nb::dict options, Line line) {
     require_line(line);
+    if (!env_ids.is_none() && line != kFull) {
+      const auto [some_ids, num_some] = env_vector(env_ids);
+      return pool_->send(some_ids, num_some, Op::kReset, line);
+    }
     pool_->set_options(Kwargs(as_values(options)));
     if (env_ids.is_none()) return pool_->send(nullptr, num_envs_, Op::kReset, line);
     std::vector<Op> ops(num_envs_, Op::kRepeat);

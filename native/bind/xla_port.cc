@@ -177,6 +177,20 @@ void XlaPort::release(bool is_plain) {
 
 bool XlaPort::take_has_received() { return std::exchange(has_received_, false); }
 
+nb::object XlaPort::episode_steps(nb::handle env_ids) {
+  const auto [ids, num_ids] = int32_vector(env_ids, "env_ids");
+  const auto num_envs = static_cast<std::int32_t>(pool_->envs().num_envs());
+  if (std::any_of(ids, ids + num_ids, [=](std::int32_t id) { return id < 0 || id >= num_envs; })) {
+    throw nb::value_error("there is no such env");
+  }
+  const auto length = static_cast<npy_intp>(num_ids);
+  nb::object steps = nb::steal(PyArray_SimpleNew(1, &length, NPY_INT32));
+  if (!steps.is_valid()) throw nb::python_error();
+  auto* values = static_cast<std::int32_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(steps.ptr())));
+  copy_episode_steps(ids, num_ids, values);
+  return steps;
+}
+
 bool XlaPort::close(Deadline deadline) {
   {
     Ports& ports = Ports::all();
@@ -329,8 +343,14 @@ void XlaPort::ask_to_recv(const xla::Buffers& results) {
 }
 
 void XlaPort::require_form(const xla::Buffers& results) const {
-  if (results.size != static_cast<std::int64_t>(batches_.columns.size()) + 1) refuse_foreign();
+  const std::int64_t num_columns = static_cast<std::int64_t>(batches_.columns.size()) + 1;
   const std::size_t num_rows = pool_->store(batches_.line)->layout().num_rows;
+  if (results.size == num_columns + 1) {
+    const xla::Buffer& steps = xla::buffer_of(results, num_columns);
+    if (steps.num_elements() != num_rows || steps.type != xla::Type::kInt32) refuse_foreign();
+  } else if (results.size != num_columns) {
+    refuse_foreign();
+  }
   for (std::size_t i = 0; i < batches_.columns.size(); ++i) {
     const auto& [dtype, num_elements] = batches_.columns[i];
     const xla::Buffer& result = xla::buffer_of(results, static_cast<std::int64_t>(i) + 1);
@@ -340,7 +360,7 @@ void XlaPort::require_form(const xla::Buffers& results) const {
 }
 
 /// Into buffers whose form was looked at.
-void XlaPort::copy_batch(const std::byte* memory, const xla::Buffers& results) const {
+void XlaPort::copy_batch(const std::byte* memory, const xla::Buffers& results) {
   const BatchLayout& layout = pool_->store(batches_.line)->layout();
   const RowLayout& rows = batches_.layout;
   const auto* flags = reinterpret_cast<const std::uint8_t*>(memory + layout.fields[kRowFlags].offset);
@@ -368,6 +388,21 @@ void XlaPort::copy_batch(const std::byte* memory, const xla::Buffers& results) c
                     static_cast<std::byte*>(result.data) + row * result_row_bytes, result.type, num_elements, bytes);
     }
   }
+  const auto num_results = static_cast<std::int64_t>(batches_.columns.size()) + 1;
+  if (results.size == num_results) return;
+  const auto* env_ids = reinterpret_cast<const std::int32_t*>(memory + layout.fields[kEnvIds].offset);
+  copy_episode_steps(env_ids, num_rows, static_cast<std::int32_t*>(xla::buffer_of(results, num_results).data));
+}
+
+/// The engine hands out the number together with the state, which is not needed here.
+void XlaPort::copy_episode_steps(const std::int32_t* env_ids, std::size_t num_ids, std::int32_t* steps) {
+  const EnvArray& envs = pool_->envs();
+  env_state_.resize(envs.state_bytes());
+  for (std::size_t i = 0; i < num_ids; ++i) {
+    std::uint32_t num_steps = 0;
+    envs.get_state(static_cast<std::uint32_t>(env_ids[i]), env_state_.data(), &num_steps);
+    steps[i] = static_cast<std::int32_t>(num_steps);
+  }
 }
 
 void bind_xla_port(nb::module_& m) {
@@ -376,7 +411,8 @@ void bind_xla_port(nb::module_& m) {
       .def("acquire", &XlaPort::acquire, "timeout_s"_a)
       .def("release", &XlaPort::release, "is_plain"_a)
       .def("abandon", &XlaPort::abandon)
-      .def("take_has_received", &XlaPort::take_has_received);
+      .def("take_has_received", &XlaPort::take_has_received)
+      .def("episode_steps", &XlaPort::episode_steps, "env_ids"_a);
   m.def("xla_handlers", [] {
     nb::dict handlers;
     handlers["send"] = capsule_of(&answer_xla<XlaPort::Verb::kSend>);

@@ -27,6 +27,7 @@ namespace envfleet {
 class XlaPort {
  public:
   /// Results are the columns of a batch, in the order of its layout; instead of its flags, whether a row has finals.
+  /// A caller with room for one more result, int32, is told the steps of each row's episode there.
   struct Column {
     Dtype dtype;
     std::size_t num_elements;  // of a row
@@ -65,6 +66,8 @@ class XlaPort {
   void abandon() { is_plain_ = false; }
   /// Has a batch been received here since this was last asked?
   bool take_has_received();
+  /// [N] int32: how many steps the episodes of these envs have, none of which may be in flight.
+  nb::object episode_steps(nb::handle env_ids);
   /// No call gets in any more. False if one did not end in time: it keeps what it uses.
   bool close(Deadline deadline);
 
@@ -82,7 +85,8 @@ class XlaPort {
   void ask_to_recv(const xla::Buffers& results);
   nb::object ask(nb::object action_leaves, nb::object env_ids) const;
   void require_form(const xla::Buffers& results) const;
-  void copy_batch(const std::byte* memory, const xla::Buffers& results) const;
+  void copy_batch(const std::byte* memory, const xla::Buffers& results);
+  void copy_episode_steps(const std::int32_t* env_ids, std::size_t num_ids, std::int32_t* steps);
   const std::byte* action_rows(std::size_t leaf, const xla::Buffer& buffer, std::size_t num_rows);
 
   const std::uint64_t id_;
@@ -98,6 +102,7 @@ class XlaPort {
   bool has_received_ = false;                        // guarded by lock_
   nb::object ask_;                                   // guarded by lock_ and the GIL
   std::vector<std::vector<std::byte>> action_wide_;  // guarded by lock_; room for actions of another width
+  std::vector<std::byte> env_state_;                 // guarded by lock_; room for the state of one env
 };
 
 }  // namespace envfleet

@@ -192,3 +192,27 @@ def test_too_few_actions_without_env_ids_are_refused(backend):
             with pytest.raises(envfleet.UsageError):
                 pool.step(np.ones(1, np.int64), wrong)
         assert_array_equal(pool.step(np.array([1]), [2])[1], [1.0])
+
+
+@pytest.mark.parametrize("backend", ["native", "serial", "process"])
+def test_some_envs_of_an_asynchronous_pool_are_reset_while_others_step(backend):
+    with envfleet.make("CartPole-v1", 3, batch_size=2, backend=backend) as pool:
+        with pytest.raises(envfleet.NotReset):
+            pool.async_reset(env_id=[0])
+        first, _ = pool.reset(seed=0)
+        pool.send(np.zeros(1, int), [2])
+        with pytest.raises(envfleet.EnvBusy):
+            pool.async_reset(env_id=[2])
+        pool.async_reset(env_id=[1], seed=0)
+        obs, _, _, _, infos = pool.recv()
+        assert sorted(infos["env_id"].tolist()) == [1, 2]
+        row = infos["env_id"].tolist().index(1)
+        np.testing.assert_array_equal(obs[row], first[1])  # the seed's first episode again
+        assert not np.array_equal(obs[1 - row], first[2])
+        pool.reset(options={"low": -0.01, "high": 0.01})
+        with pytest.raises(envfleet.UsageError, match="knows no options"):
+            pool.async_reset(env_id=[1])
+    with envfleet.make("CartPole-v1", 3, backend=backend) as pool:
+        pool.reset()
+        with pytest.raises(envfleet.UsageError, match="reset_mask"):
+            pool.async_reset(env_id=[0])

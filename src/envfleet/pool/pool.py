@@ -65,6 +65,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._owner_pid = os.getpid()
         self._first_seed = seed
         self._was_reset = False
+        self._had_options = False  # the last reset of all envs
         self._in_flight = InFlight(config, steps_some=backend.steps_some)
         self._step_at_once: StepAtOnce | None = None  # set while the pool was reset and nothing is in flight
         self._num_changes = 0
@@ -115,6 +116,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         self._clear_flight()
         env_ids = np.flatnonzero(np.ones(self.num_envs, np.bool_) if mask is None else mask).astype(np.int32)
         self._backend.reset(env_ids, [seeds[env_id] for env_id in env_ids], options, Line.FULL)
+        self._had_options = bool(options)
         self._in_flight.line = Line.FULL
         self._mark_sent(None)
         self._was_reset = True
@@ -342,25 +344,37 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     # -- asynchronously --
 
     def async_reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        env_id: ArrayLike | None = None,
     ) -> None:
-        """Start resetting all envs; recv() returns the first `batch_size` that are ready.
+        """Start resetting all envs, or those in `env_id`; recv() returns the first `batch_size` that are ready.
 
         Args:
             seed: As for reset().
             options: Passed to each env; "reset_mask" is refused.
+            env_id: Indices of some envs of an asynchronous pool, as for send(); None: all, and results that were not
+                received are dropped.
 
         Raises:
-            UsageError: The options have a mask, or the seeds are wrong.
+            UsageError: The options have a mask, or the seeds are wrong; or some envs cannot be reset alone.
+            NotReset: Some envs are to be reset, but never were all.
+            EnvBusy: One of these envs has a result to come; nothing was reset.
             PoolTimeout: Envs are still at work on what was sent before; nothing was reset.
         """
         self._require_open()
         seeds = self._seeds(seed)
         if options is not None and "reset_mask" in options:
-            raise UsageError("async_reset() resets all envs; for some of them call reset() with reset_mask")
+            raise UsageError("async_reset() has no reset_mask; for some envs pass env_id, or call reset()")
+        if env_id is not None:
+            self._async_reset_some(self._in_flight.checked(env_id), seeds, options)
+            return
         self._clear_flight()
         env_ids = np.arange(self.num_envs, dtype=np.int32)
         self._backend.reset(env_ids, seeds, options, self._config.line)
+        self._had_options = bool(options)
         self._mark_sent(None)
         self._was_reset = True
 
@@ -721,6 +735,19 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         if self._in_flight.landed(batch.env_ids):
             self._step_at_once = self._backend.step_at_once
         return batch
+
+    def _async_reset_some(self, env_ids: IntArray, seeds: list[int | None], options: dict[str, Any] | None) -> None:
+        if self._in_flight.line is Line.FULL or not self._backend.steps_some:
+            raise UsageError(
+                "async_reset(env_id=...) is for asynchronous pools, with batch_size < num_envs: call reset() with "
+                "reset_mask"
+            )
+        if not self._was_reset:
+            raise NotReset("the first async_reset() must reset all envs: call it without env_id")
+        if options or self._had_options:  # all envs read the same options, and others may be in a reset
+            raise UsageError("async_reset(env_id=...) knows no options, nor do resets of all envs before it")
+        self._backend.reset(env_ids, [seeds[env_id] for env_id in env_ids], None, self._config.line)
+        self._mark_sent(env_ids)
 
     def _mark_sent(self, env_ids: IntArray | None) -> None:
         self._step_at_once = None

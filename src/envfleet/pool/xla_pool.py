@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from envfleet._native import core
 from envfleet.contract.arrays import IntArray
 from envfleet.contract.errors import PoolClosed, PoolTimeout, UsageError
@@ -65,14 +67,26 @@ class XlaPool(EnvPool):
                 raise UsageError("the next batch is of some envs only, which were sent in Python: recv() it there")
             return self._recv(None).env_ids
 
+    def episode_steps(self, env_ids: IntArray) -> IntArray:
+        """Count the steps of the episodes of some envs, as the engine knows them, whoever stepped the envs.
+
+        Args:
+            env_ids: Their indices; none may be in flight.
+
+        Returns:
+            [N] int32; 0 after a reset.
+        """
+        with self._alone():
+            return self._port.episode_steps(np.ascontiguousarray(env_ids, np.int32))
+
     def _abandon(self) -> None:
         self._is_abandoned = True
         super()._abandon()
         self._port.abandon()
 
 
-def share_with_xla(pool: EnvPool) -> XlaFunctions:
-    """Have the pool be an XlaPool, and return its functions."""
+def share_with_xla(pool: EnvPool, *, has_elapsed_step: bool = False) -> XlaFunctions:
+    """Have the pool be an XlaPool, and return its functions; `has_elapsed_step`: infos count the steps of episodes."""
     backend = pool._backend
     if not isinstance(backend, NativeBackend):
         raise UsageError(
@@ -95,6 +109,7 @@ def share_with_xla(pool: EnvPool) -> XlaFunctions:
         actions=pool._actions,
         store=backend.batch_store,
         info_names=backend.info_names,
+        has_elapsed_step=has_elapsed_step,
     )
     return xla_functions(pool._port.id, form)
 

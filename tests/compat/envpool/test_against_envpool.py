@@ -227,3 +227,34 @@ def test_tasks_that_are_not_ours_are_envpools_own():
     assert pool.reset()[1]["env_id"].tolist() == [0, 1]
     assert ours.make_spec("WalkerWalk-v1").config.num_envs == 1
     assert sys.modules["envpool"] is theirs
+
+
+@pytest.mark.parametrize("make", ["make_gymnasium", "make_dm"])
+@pytest.mark.parametrize("task_id", ["CartPole-v1", "Acrobot-v1", "FrozenLake-v1", "Pendulum-v1"])
+def test_compiled_functions_have_the_same_form(task_id, make):
+    jax = pytest.importorskip("jax", reason="needs jax")
+    mine, real = (
+        getattr(envpool, make)(task_id, num_envs=6, batch_size=3, max_episode_steps=4) for envpool in (ours, theirs)
+    )
+    batches = []
+    for pool in (mine, real):
+        handle, recv, send, _ = pool.xla()
+        space = mine.spec.action_space
+        action = np.zeros((3, *space.shape), space.dtype).astype(np.float32 if space.shape else np.int32)
+
+        @jax.jit
+        def exchange(handle, env_id, recv=recv, send=send, action=action):
+            return recv(send(handle, action, env_id))
+
+        pool.async_reset()
+        handle, batch = jax.jit(recv)(handle)
+        seen = []
+        for _ in range(8):
+            env_id = batch[4]["env_id"] if make == "make_gymnasium" else batch.observation.env_id
+            handle, batch = exchange(handle, env_id)
+            seen.append(jax.tree.map(lambda leaf: (leaf.dtype, leaf.shape), batch))
+        batches.append(seen)
+        assert handle.shape == (8,) and handle.dtype == np.uint8
+    assert str(batches[0]) == str(batches[1])
+    mine.close()
+    real.close()

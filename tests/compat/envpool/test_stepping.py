@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import envfleet.compat.envpool as envpool
-from envfleet import EnvBusy, InvalidAction, UsageError
+from envfleet import EnvBusy, InvalidAction, NothingToReceive, UsageError
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_an_asynchronous_pool_returns_the_first_that_are_ready():
         assert obs.shape == (2, 4) and info["elapsed_step"].tolist() == [0, 0]
         _, *_, info = pool.step(zeros(2), info["env_id"])
         assert len(info["env_id"]) == 2
-        with pytest.raises(UsageError, match="resets all envs together"):
+        with pytest.raises(EnvBusy, match="have results to come"):
             pool.reset(np.array([1]))
         with pytest.raises(EnvBusy):
             pool.send(zeros())
@@ -198,3 +198,50 @@ def test_envs_that_were_never_reset_may_be_sent_in_two_calls():
     envs.send(np.zeros(2, np.int32), np.array([1, 2]))
     assert sorted(envs.recv()[4]["env_id"].tolist()) == [0, 1, 2]
     envs.close()
+
+
+@pytest.mark.parametrize("task_id", ["CartPole-v1", "Pong-v5"])
+def test_some_envs_of_an_asynchronous_pool_are_reset_while_others_step(task_id):
+    if task_id == "Pong-v5":
+        pytest.importorskip("ale_py", reason="needs ale_py")
+    with envpool.make_gymnasium(task_id, num_envs=4, batch_size=2, seed=0) as env:
+        env.async_reset()
+        *_, info = env.recv()
+        first, others = info["env_id"].copy(), np.setdiff1d(range(4), info["env_id"])
+        env.send(np.zeros(2, int), first)
+        seen = {env_id: [] for env_id in range(4)}
+        for _ in range(2):
+            *_, info = env.recv()
+            for env_id, elapsed_step in zip(info["env_id"], info["elapsed_step"], strict=True):
+                seen[env_id].append(int(elapsed_step))
+        assert all(seen[env_id] == [1] for env_id in first) and all(seen[env_id] == [0] for env_id in others)
+        env.send(np.zeros(2, int), others)
+        _, info = env.reset(first)  # two of the four that are at work now
+        rows = list(zip(info["env_id"], info["elapsed_step"], strict=True))
+        *_, info = env.recv()
+        rows += zip(info["env_id"], info["elapsed_step"], strict=True)
+        assert sorted(rows) == sorted([*((i, 0) for i in first), *((i, 1) for i in others)])
+        with pytest.raises(NothingToReceive):
+            env.reset(first[:1])  # a batch has two rows: EnvPool waits for ever
+        with pytest.raises(EnvBusy):
+            env.reset(first[:1])
+
+
+def test_the_first_reset_of_an_asynchronous_pool_may_be_of_some_envs():
+    with (
+        envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2, seed=0) as env,
+        envpool.make_gymnasium("CartPole-v1", num_envs=4, seed=0) as all_envs,
+    ):
+        expected, _ = all_envs.reset()
+        obs, info = env.reset(np.array([1, 3]))
+        np.testing.assert_array_equal(obs, expected[info["env_id"]])
+        assert sorted(info["env_id"]) == [1, 3]
+        env.send(np.zeros(3, int), np.array([0, 1, 2]))  # envs 0 and 2 are reset by their first action
+        env.send(np.zeros(1, int), np.array([3]))
+        rows = {}
+        for _ in range(2):
+            obs, *_, info = env.recv()
+            received = zip(info["env_id"].tolist(), obs, info["elapsed_step"].tolist(), strict=True)
+            rows |= {env_id: (row, step) for env_id, row, step in received}
+        assert {i: step for i, (_, step) in rows.items()} == {0: 0, 1: 1, 2: 0, 3: 1}
+        np.testing.assert_array_equal([rows[0][0], rows[2][0]], expected[[0, 2]])

@@ -47,9 +47,7 @@ class ActionReader:
         if isinstance(action, Mapping):
             given = _flat(action)
             self._require(given)
-            if env_id is None and "env_id" in given:
-                env_id = given["env_id"]
-            action = given["action"]
+            action, env_id = given["action"], given.get("env_id") if env_id is None else env_id
         values = np.asarray(action)
         if self._is_discrete and values.ndim == 2 and values.shape[1] == 1:
             values = values[:, 0]
@@ -60,12 +58,28 @@ class ActionReader:
             raise WrongAction(f"actions must be from 0 to {self._num_values - 1}; got {wrong}")
         return ReadActions(values, None if env_id is None else env_ids_of(env_id))
 
-    def _require(self, given: dict[str, Any]) -> None:
+    def read_compiled(self, jax: Any, action: Any, env_id: Any) -> tuple[Any, Any]:
+        """The same inside of compiled programs, where arrays have no values yet: C++ looks at these."""
+        if isinstance(action, Mapping):
+            given = _flat(action)
+            self._require_names(given)
+            action, env_id = given["action"], given.get("env_id") if env_id is None else env_id
+        values = jax.numpy.asarray(action)
+        if self._is_discrete and values.ndim == 2 and values.shape[1] == 1:
+            values = values[:, 0]
+        values = values.astype(jax.dtypes.canonicalize_dtype(self._dtype))
+        return values, None if env_id is None else jax.numpy.atleast_1d(env_id)
+
+    def _require_names(self, given: dict[str, Any]) -> None:
         if "action" not in given:
             raise WrongAction(f"a dict of actions needs the key 'action'; got {', '.join(given) or 'no key'}")
-        for name, value in given.items():
+        for name in given:
             if name not in self._spec:
                 raise WrongAction(f"a dict of actions may have the keys {', '.join(self._spec)}; got {name!r}")
+
+    def _require(self, given: dict[str, Any]) -> None:
+        self._require_names(given)
+        for name, value in given.items():
             expected = np.dtype(self._spec[name].dtype)
             if (dtype := np.asarray(value).dtype) != expected:
                 raise WrongAction(

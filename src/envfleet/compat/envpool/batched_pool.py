@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from envfleet.compat.envpool.actions import ActionReader, env_ids_of
+from envfleet.compat.envpool.array_library import NUMPY, ArrayLibrary
 from envfleet.compat.envpool.config import seeds_of
 from envfleet.compat.envpool.errors import NotDrawn
 from envfleet.compat.envpool.forms_of_spaces import observation_form
@@ -18,7 +20,7 @@ from envfleet.compat.envpool.infos import acrobot_state, columns_of
 from envfleet.compat.envpool.mujoco_infos import MujocoInfos
 from envfleet.compat.envpool.opening import open_pool
 from envfleet.compat.envpool.rendering import RenderSettings
-from envfleet.compat.envpool.rows import Progress, Rows, joined
+from envfleet.compat.envpool.rows import EngineProgress, Progress, Rows, joined
 from envfleet.compat.envpool.spec import EnvSpec
 from envfleet.contract.arrays import Array, IntArray
 from envfleet.contract.errors import UsageError
@@ -43,7 +45,7 @@ class BatchedPool:
         self._obs_form = observation_form(self._pool.single_observation_space)[1]
         self._stack = FrameStack(num_envs, spec.frame_stack) if spec.frame_stack > 1 else None
         self._all_env_ids: IntArray = np.arange(num_envs, dtype=np.int32)
-        self._progress = Progress(num_envs)
+        self._progress: Progress | EngineProgress = Progress(num_envs)
         self._obs_tree = SpaceTree(self._pool.single_observation_space)
         self._steps_at_once = not self.is_async
         self._is_new = np.ones(num_envs, np.bool_)  # never reset by the caller: an action resets it, as in EnvPool
@@ -88,13 +90,48 @@ class BatchedPool:
         """
         warnings.warn("seed() does nothing, as in EnvPool: pass seed to make()", UserWarning, stacklevel=2)
 
-    def xla(self) -> Any:
-        """Refuse: the pool's own `xla()` is `envfleet.make(...).xla()`.
+    def xla(self) -> tuple[Any, Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+        """Return a handle, and functions that receive, send and step inside `jax.jit` and `lax.scan`, on the CPU.
+
+        Each takes a handle first and returns the next one: `handle, batch = recv(handle)`,
+        `handle = send(handle, action, env_id)`, `handle, batch = step(handle, action, env_id)`. Reset the pool in
+        Python, before the first step.
+
+        Returns:
+            `handle, recv, send, step`. Batches have the form of this pool.
 
         Raises:
-            UsageError: Always.
+            UsageError: The envs are not native, or their observations are stacked here.
+            MissingExtra: JAX is not installed.
         """
-        raise UsageError("the stand-in for EnvPool has no xla(): make the pool with envfleet.make() for it")
+        if self._pool.backend != "native":
+            raise UsageError(
+                f"xla() needs native envs, and {self._kind.name} runs in processes here: step the pool outside of "
+                "jax.jit, or in jax.experimental.io_callback"
+            )
+        if self._stack is not None:
+            raise UsageError("xla() returns single observations: leave frame_stack out, and stack them in the program")
+        from envfleet.pool.native.xla import require_jax
+        from envfleet.pool.xla_pool import XlaPool, share_with_xla
+
+        ours = share_with_xla(self._pool, has_elapsed_step=True)
+        assert isinstance(self._pool, XlaPool)
+        self._progress = EngineProgress(self._pool)
+        jax = require_jax()
+        read = partial(self._actions.read_compiled, jax)
+
+        def recv(handle: Any) -> Any:
+            handle, result = ours.recv(handle)
+            return handle, self._as_step(self._compiled_rows(jax, result))
+
+        def send(handle: Any, action: Any, env_id: Any = None) -> Any:
+            return ours.send(handle, *read(action, env_id))
+
+        def step(handle: Any, action: Any, env_id: Any = None) -> Any:
+            handle, result = ours.step(handle, *read(action, env_id))
+            return handle, self._as_step(self._compiled_rows(jax, result))
+
+        return ours.handle, recv, send, step
 
     # -- asynchronously --
 
@@ -191,7 +228,7 @@ class BatchedPool:
     def _infos(self, rows: Rows) -> dict[str, Any]:
         """The infos of a batch, as EnvPool nests them."""
         infos = rows.infos()
-        if self._kind.requires != "mujoco":
+        if self._kind.requires != "mujoco" or rows.library is not NUMPY:
             return infos
         return MujocoInfos(infos, partial(self._first_state, rows, self._num_batches))
 
@@ -218,11 +255,10 @@ class BatchedPool:
     def _reset_rows(self, env_ids: IntArray | None) -> Rows:
         """Reset all envs, or some, and take their rows."""
         if self.is_async:
-            if env_ids is not None and len(env_ids) < len(self):
-                raise UsageError(
-                    "an asynchronous pool resets all envs together: EnvPool leaves undefined what reset(env_id) does"
-                )
-            self.async_reset()
+            if env_ids is None or len(env_ids) == len(self):
+                self.async_reset()
+            else:
+                self._async_reset_some(env_ids)
             return self._receive()
         options = None
         if env_ids is not None and self._was_reset:
@@ -237,6 +273,16 @@ class BatchedPool:
             return self._rows(result, self._all_env_ids.copy())
         return self._rows(rows_of_result(self._obs_tree, result, env_ids), env_ids)
 
+    def _async_reset_some(self, env_ids: IntArray) -> None:
+        """Start resetting some envs of an asynchronous pool; recv() has their rows among others."""
+        if not self._was_reset:  # ours resets all envs first; nobody sees that, for each is reset before it steps
+            self._pool.reset(seed=seeds_of(self._settings))
+        is_new = self._is_new[env_ids]
+        for some, seed in ((env_ids[is_new], seeds_of(self._settings)), (env_ids[~is_new], None)):
+            if len(some):
+                self._pool.async_reset(seed=seed, env_id=some)
+        self._mark_reset(env_ids)
+
     def _send(self, actions: Any, env_ids: IntArray | None) -> None:
         if self._any_new and self._is_new[... if env_ids is None else env_ids].any():
             self._send_to_new(actions, self._all_env_ids if env_ids is None else env_ids)
@@ -246,7 +292,13 @@ class BatchedPool:
     def _send_to_new(self, actions: Any, env_ids: IntArray) -> None:
         """Reset the envs that were never reset, and step the others; recv() has both."""
         if self.is_async:
-            self.async_reset()
+            is_new = self._is_new[env_ids]
+            if is_new.all() and len(env_ids) == len(self):
+                self.async_reset()
+                return
+            self._async_reset_some(env_ids[is_new])
+            if not is_new.all():
+                self._pool.send(actions[~is_new], env_ids[~is_new])
             return
         held, self._held = self._held, None  # of a send before this one
         is_new = self._is_new[env_ids]
@@ -290,3 +342,24 @@ class BatchedPool:
         if self._stack is not None:
             obs = self._stack.push(env_ids, obs, is_first)
         return Rows(env_ids, obs, rewards.astype(np.float32), terminated, truncated, is_first, elapsed_step, columns)
+
+    def _compiled_rows(self, jax: Any, result: StepResult) -> Rows:
+        """The same inside of a compiled program."""
+        library = ArrayLibrary(jax.numpy, jax.dtypes.canonicalize_dtype)
+        ours, rewards, terminated, truncated, infos = result
+        obs = observation_form(self._pool.single_observation_space, library=library)[1](ours)
+        elapsed_step = infos["elapsed_step"]
+        columns = columns_of(self._kind.infos, infos, len(rewards), library)
+        if self._kind.name == "Acrobot":
+            columns["state"] = acrobot_state(obs, library)
+        return Rows(
+            infos["env_id"],
+            obs,
+            rewards.astype(np.float32),
+            terminated & ~truncated,
+            truncated,
+            elapsed_step == 0,
+            elapsed_step,
+            columns,
+            library,
+        )

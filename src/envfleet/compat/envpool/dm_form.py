@@ -57,8 +57,11 @@ class DMEnvPool(BatchedPool, dm_env.Environment):
 
     def _as_step(self, rows: Rows) -> Any:
         ended = rows.terminated | rows.truncated
-        step_type = np.where(rows.is_first, np.int32(dm_env.StepType.FIRST), np.int32(dm_env.StepType.MID))
-        step_type[ended] = np.int32(dm_env.StepType.LAST)
+        first, mid, last = (
+            np.int32(each) for each in (dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST)
+        )
+        where = rows.library.functions.where
+        step_type = where(ended, last, where(rows.is_first, first, mid))
         discount = (~ended).astype(np.float32)
         if self._lives is not None:
             lives = rows.columns["lives"]

@@ -8,20 +8,22 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.compat.envpool.array_library import NUMPY, ArrayLibrary
 from envfleet.contract.arrays import Array
 
 Convert = Callable[[Any], Array]
 
 
-def observation_form(space: spaces.Space[Any], frame_stack: int = 1) -> tuple[spaces.Space[Any], Convert]:
+def observation_form(
+    space: spaces.Space[Any], frame_stack: int = 1, library: ArrayLibrary = NUMPY
+) -> tuple[spaces.Space[Any], Convert]:
     """EnvPool's observation space for one of ours, and what makes its arrays of our batches."""
     if isinstance(space, spaces.Discrete):
-        return space, lambda obs: np.asarray(obs, np.int32)
+        return space, lambda obs: library.functions.asarray(obs, np.int32)
     if isinstance(space, spaces.Tuple):  # Blackjack: one array of its numbers
         most = max(int(part.n) for part in space.spaces)  # type: ignore[attr-defined]
-        return spaces.Box(0, most - 1, (len(space.spaces),), np.int32), lambda obs: np.stack(obs, axis=1).astype(
-            np.int32
-        )
+        stack = library.functions.stack
+        return spaces.Box(0, most - 1, (len(space.spaces),), np.int32), lambda obs: stack(obs, axis=1).astype(np.int32)
     assert isinstance(space, spaces.Box)
     if len(space.shape) == 4:  # Atari in colours, [stack, height, width, 3]: a plane for each colour
         stack, height, width, channels = space.shape

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from envfleet.compat.envpool.array_library import NUMPY, ArrayLibrary
 from envfleet.contract.arrays import Array, BoolArray, IntArray
+
+if TYPE_CHECKING:
+    from envfleet.pool.xla_pool import XlaPool
 
 
 class Rows(NamedTuple):
@@ -21,6 +25,7 @@ class Rows(NamedTuple):
     is_first: BoolArray  # [N]: the row of a reset
     elapsed_step: IntArray  # [N]: steps of the episode; of Atari games, of the game
     columns: dict[str, Array]  # infos of the env
+    library: ArrayLibrary = NUMPY  # whose arrays these are
 
     def infos(self) -> dict[str, Any]:
         """The infos as EnvPool nests them."""
@@ -53,12 +58,28 @@ class Progress:
         return is_first, num_steps
 
 
+class EngineProgress:
+    """The same, of a pool that compiled programs of JAX step, too: its engine counts the steps."""
+
+    def __init__(self, pool: XlaPool) -> None:
+        self._pool = pool
+
+    def were_reset(self, env_ids: IntArray | None) -> None:
+        """See Progress. The engine knows."""
+
+    def seen(self, env_ids: IntArray, ended: BoolArray) -> tuple[BoolArray, IntArray]:
+        """See Progress."""
+        num_steps = self._pool.episode_steps(env_ids)
+        return num_steps == 0, num_steps
+
+
 def joined(parts: list[Rows], order: Array) -> Rows:
     """The rows of several batches as one, in this order."""
 
     def column(arrays: Iterable[Array]) -> Array:
         return np.concatenate(list(arrays))[order]
 
-    fields = {name: column(getattr(part, name) for part in parts) for name in Rows._fields if name != "columns"}
+    names = [name for name in Rows._fields if name not in ("columns", "library")]
+    fields: dict[str, Any] = {name: column(getattr(part, name) for part in parts) for name in names}
     columns = {name: column(part.columns[name] for part in parts) for name in parts[0].columns}
-    return Rows(**fields, columns=columns)
+    return Rows(**fields, columns=columns, library=NUMPY)

@@ -40,6 +40,7 @@ class PoolForm:
     actions: SpaceTree
     store: core.BatchStore  # of the batches that recv() returns
     info_names: Sequence[str]
+    has_elapsed_step: bool = False  # infos say how many steps each episode has
 
 
 @functools.cache
@@ -71,6 +72,9 @@ class _Calls:
         self._columns = [
             (np.dtype(np.bool_) if i == row_flags else dtype, shape) for i, (dtype, shape) in enumerate(columns)
         ]
+        if form.has_elapsed_step:
+            num_rows = columns[row_flags][1][0]
+            self._columns.append((np.dtype(np.int32), (num_rows,)))
 
     def recv(self, handle: Any) -> Any:
         """Receive the next batch.
@@ -125,8 +129,9 @@ class _Calls:
 
     def _result(self, results: Sequence[Any]) -> Any:
         handle, *columns = results
+        elapsed_step = {"elapsed_step": columns.pop()} if self._form.has_elapsed_step else {}
         batch = self._form.store.by_name(columns)
-        infos = {"env_id": batch.env_ids, **_nested(self._form.info_names, batch.infos)}
+        infos = {"env_id": batch.env_ids, **_nested(self._form.info_names, batch.infos), **elapsed_step}
         if batch.final_obs:
             infos |= {"final_obs": self._form.obs.unflatten(batch.final_obs), "_final_obs": batch.row_flags}
             infos |= {"final_info": _nested(self._form.info_names, batch.final_infos), "_final_info": batch.row_flags}

@@ -86,11 +86,13 @@ class ProcessBackend:
     def reset(self, env_ids: IntArray, seeds: Sequence[int | None], options: dict[str, Any] | None, line: Line) -> None:
         """Write seeds and options for the children, and queue the resets of these envs."""
         self._children.begin_tasks(env_ids)
-        self._channel.put_code(Windows.options, options, "options")
+        is_of_some = len(env_ids) < self._config.num_envs
+        if not is_of_some or line is Line.FULL:  # otherwise other envs may be reading them
+            self._channel.put_code(Windows.options, options, "options")
         for env_id, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._task_queues.set_seed(env_id, seed)
             self._children.note_seed(env_id, seed)
-        if line is Line.FULL and len(env_ids) < self._config.num_envs:
+        if line is Line.FULL and is_of_some:
             self._task_queues.send_reset_of_some(env_ids)
         else:
             self._task_queues.send(env_ids, core.Op.RESET, line)
