@@ -1,7 +1,7 @@
-"""rl_games' PPO on a pool, or on a cluster: trains HalfCheetah-v5.
+"""rl_games' PPO on a pool, or on a cluster: trains InvertedDoublePendulum-v5.
 
     python examples/rl_games_ppo.py
-    python examples/rl_games_ppo.py --num-workers 2 --max-epochs 50
+    python examples/rl_games_ppo.py --num-workers 2 --env-id HalfCheetah-v5 --max-epochs 50
 
 Needs rl_games (docs/rl_games.md says how to install it) and `pip install "envfleet[mujoco]"`. Writes weights and
 TensorBoard logs into --output-dir.
@@ -22,11 +22,11 @@ from envfleet.adapters import rl_games
 class Settings:
     """Everything that can be chosen; each field is a command-line flag."""
 
-    env_id: str = setting("HalfCheetah-v5", "a Gymnasium id, with Box observations and Box actions")
+    env_id: str = setting("InvertedDoublePendulum-v5", "a Gymnasium id, with Box observations and Box actions")
     num_envs: int = setting(16, "environments")
     num_workers: int = setting(0, "workers of a cluster, which share the environments; 0: a pool in this process")
     seed: int = setting(1, "of the environments, the first weights and the actions")
-    max_epochs: int = setting(200, "stop after this number of updates")
+    max_epochs: int = setting(120, "stop after this number of updates")
     num_rollout_steps: int = setting(128, "steps of each environment between two updates")
     minibatch_size: int = setting(512, "transitions in a gradient step")
     num_epochs: int = setting(5, "passes over each rollout")

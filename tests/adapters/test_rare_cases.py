@@ -66,6 +66,39 @@ def test_actions_in_parts_reach_their_envs(request, name):
     envs.close()
 
 
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ((0, 1), (2, 2)),
+        [(0, 1), (2, 2)],
+        (np.array([0, 2]), np.array([1, 2])),
+        ([0, 2], [1, 2]),
+        np.array([[0, 1], [2, 2]]),
+    ],
+    ids=["tuple of tuples", "list", "batch", "batch of lists", "array"],
+)
+def test_a_tuple_of_actions_is_read_by_what_is_in_it(sb3, actions):
+    made = pool(*[partial(CountingEnv, action_space=PAIR)] * 2)
+    envs = sb3(made)
+    envs.reset()
+    envs.step(actions)
+    assert [tuple(map(int, action)) for action in made.call("last_action")] == [(0, 1), (2, 2)]
+    envs.close()
+
+
+def test_a_tuple_of_actions_in_nested_parts(sb3):
+    """As many parts as envs, and tuples in both forms: their depth tells them apart."""
+    made = pool(*[partial(CountingEnv, action_space=spaces.Tuple((PAIR, PAIR)))] * 2)
+    envs = sb3(made)
+    envs.reset()
+    parts = np.array([0, 1])
+    for actions in ((((0, 1), (2, 2)), ((1, 1), (0, 2))), ((parts, 1 - parts // 2), (2 - 2 * parts, 2 + 0 * parts))):
+        envs.step(actions)
+        got = [tuple(tuple(map(int, part)) for part in action) for action in made.call("last_action")]
+        assert got == [((0, 1), (2, 2)), ((1, 1), (0, 2))]
+    envs.close()
+
+
 def test_scores_of_rl_games_are_those_of_the_last_step(rl_games):
     envs = rl_games(pool(partial(CountingEnv, 2), partial(CountingEnv, 9)))
     envs.reset()
@@ -180,3 +213,73 @@ def test_a_ragged_action_of_dm_env_is_refused_in_words():
     with pytest.raises(envfleet.InvalidAction):
         env.step([1, [2, 3]])
     env.close()
+
+
+class FailsToReset(CountingEnv):
+    """Its second step raises, and so do the `num_failures` resets that follow, in new envs, too: a file counts them."""
+
+    def __init__(self, path, num_failures):
+        super().__init__(num_steps=3)
+        self._path, self._num_failures = path, num_failures
+
+    def reset(self, *, seed=None, options=None):
+        if self._path.exists() and len(self._path.read_text()) < self._num_failures:
+            self._path.write_text(self._path.read_text() + ".")
+            raise RuntimeError("no reset yet")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self._step == 1 and not self._path.exists():
+            self._path.write_text("")
+            raise RuntimeError("told to fail")
+        return super().step(action)
+
+
+def fails_to_reset(path, num_failures, backend="serial"):
+    path.unlink(missing_ok=True)
+    envs = [partial(FailsToReset, path, num_failures), partial(CountingEnv, 4)]
+    return envfleet.make(
+        envs, autoreset_mode="same_step", backend=backend, on_env_error="restart", max_env_restarts=num_failures
+    )
+
+
+def played_over_failure(envs):
+    """Observations and ends of four steps, the second of which fails in env 0."""
+    envs.reset()
+    steps = [envs.step(zeros()) for _ in range(4)]
+    envs.close()
+    return [step[0][:, 1].tolist() for step in steps], [step[-2].tolist() for step in steps], steps
+
+
+@pytest.mark.parametrize("name", ["rl_games", "sb3", Gym021, Gymnasium029])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_reset_that_fails_twice_after_a_failure(request, tmp_path, name, backend):
+    """Env 0 begins its next episode in the step that failed, as if its first reset had not failed, too."""
+    adapter = request.getfixturevalue(name) if isinstance(name, str) else name
+    obs, ended, steps = played_over_failure(adapter(fails_to_reset(tmp_path / "resets", 2, backend)))
+    assert obs == [[1, 1], [0, 2], [1, 3], [2, 0]]
+    assert ended == [[False, False], [True, False], [False, False], [False, adapter is not Gymnasium029]]
+    infos = steps[1][-1]
+    if isinstance(infos, list):
+        assert "told to fail" in infos[0]["env_error"] and infos[0]["terminal_observation"].tolist() == [1, 1]
+        assert infos[0]["TimeLimit.truncated"]
+    else:
+        assert "told to fail" in infos["env_error"][0]
+    if adapter is Gymnasium029:
+        assert infos["final_observation"][0].tolist() == [1, 1] and infos["final_observation"][1] is None
+
+
+@pytest.mark.parametrize("name", ["rl_games", "sb3", Gym021, Gymnasium029])
+def test_a_reset_that_never_succeeds_names_its_env(request, tmp_path, name):
+    adapter = request.getfixturevalue(name) if isinstance(name, str) else name
+    path = tmp_path / "resets"
+    made = pool(partial(CountingEnv, 9), partial(FailsToReset, path, 99), on_env_error="restart", max_env_restarts=2)
+    envs = adapter(made)
+    envs.reset()
+    envs.step(zeros())
+    for _ in range(2):  # each step tries a reset first
+        with pytest.raises(envfleet.EnvFailed, match=r"env 1 raised RuntimeError: no reset yet \(\d failures"):
+            envs.step(zeros())
+    path.write_text("." * 99)
+    assert envs.step(zeros())[0][:, 1].tolist() == [3, 1]
+    envs.close()

@@ -33,7 +33,7 @@ def on_workers():
 
 
 @pytest.mark.parametrize("categorical", [True, False])
-@pytest.mark.parametrize("form", ["array", "dict"])
+@pytest.mark.parametrize("form", ["array", "dict", "tuple"])
 def test_the_specs_are_those_of_the_data(form, categorical):
     env = ours(env_kwargs={"form": form}, categorical=categorical)
     check_env_specs(env, seed=0)
@@ -153,6 +153,46 @@ def test_a_rollout_of_a_cluster_as_a_tensordict(quick_workers, as_tensors):
     assert data["advantage"].shape == (NUM_ENVS, num_steps, 1)
 
 
+# -- infos --
+
+INFOS = {"num_steps": np.int64, "length": np.float32}  # of each step; of each reset
+
+
+def assert_infos(data):
+    """Of steps, also of last ones, the number of the step; of resets, the length of the episode."""
+    begins = data["observation"][..., 1] == 0
+    assert torch.equal(data["next", "info", "num_steps"].float(), data["next", "observation"][..., 1])
+    assert data["next", "info_mask", "num_steps"].all() and not data["next", "info_mask", "length"].any()
+    assert not data["next", "info", "length"].any()
+    known = data[:, 1:]
+    assert torch.equal(known["info_mask", "length"].squeeze(-1), begins[:, 1:])
+    assert torch.equal(known["info", "length"], known["observation"][..., 2] * begins[:, 1:])
+    assert torch.equal(known["info_mask", "num_steps"].squeeze(-1), ~begins[:, 1:])
+    assert begins[:, 1:].any()
+
+
+def test_infos_that_are_asked_for():
+    pool = envfleet.make(OftenEndingEnv, NUM_ENVS, backend="serial", autoreset_mode="same_step", seed=5)
+    env = adapter.TorchRLEnv(pool, categorical_action_encoding=True, infos=INFOS)
+    check_env_specs(env)
+    check_env_specs(env, break_when_any_done="both")
+    data = env.rollout(20, break_when_any_done=False)
+    assert_infos(data)
+    assert data["info_mask", "length"][:, 0].all() and data["info", "num_steps"].dtype == torch.int64
+    env.close()
+    with pytest.raises(envfleet.UsageError, match="'word'"):
+        adapter.TorchRLEnv(pool, infos={"word": str})
+
+
+def test_infos_of_a_clusters_rollout(quick_workers):
+    with on_workers() as cluster:
+        rollout = cluster.rollout(envfleet.FunctionPolicy(act_by_row), 12)
+    data = adapter.to_tensordict(rollout, infos={**INFOS, "speed": np.dtype((np.float32, (3,)))})
+    assert_infos(data)
+    assert not data["info_mask", "length"][:, 0].any()
+    assert data["next", "info", "speed"].shape == (NUM_ENVS, 12, 3) and not data["info_mask", "speed"].any()
+
+
 # -- forms --
 
 SPACES = [
@@ -164,6 +204,7 @@ SPACES = [
     spaces.Box(-1, 1, (2, 2), seed=1),
     spaces.Box(-np.inf, np.inf, (2,), np.float64, seed=1),
     spaces.Box(0, 255, (4, 4), np.uint8, seed=1),
+    spaces.Tuple([spaces.Discrete(3), spaces.Dict(c=spaces.Tuple([spaces.Box(0, 1, (2,))]))], seed=1),
     spaces.Dict(a=spaces.Discrete(3), b=spaces.Dict(c=spaces.Box(0, 1, (2,))), seed=1),
 ]
 
@@ -184,11 +225,24 @@ def test_values_go_to_tensors_and_back(space, one_hot):
 
 
 def leaves(value):
+    if isinstance(value, tuple):
+        return [leaf for part in value for leaf in leaves(part)]
     return [leaf for part in value.values() for leaf in leaves(part)] if isinstance(value, dict) else [value]
 
 
 def test_spaces_without_a_spec_are_refused():
     with pytest.raises(envfleet.UsageError, match=r"obs\['word'\], Text"):
         TensorForm(spaces.Dict(word=spaces.Text(5)), "obs", is_nested=False, one_hot=False, device=None)
-    with pytest.raises(envfleet.UsageError, match="no tuples"):
-        ours(env_kwargs={"form": "tuple"})
+
+
+def test_parts_of_tuples_have_numbers_as_keys():
+    env = ours(env_kwargs={"form": "tuple"}, seed=5)
+    data = env.rollout(3)
+    assert sorted(data["observation"].keys()) == ["0", "1"]
+    assert torch.equal(data["next", "observation", "0"], data["next", "observation", "1"])
+    assert adapter.entries_of((1, {"a": (2, 3)}), "observation", is_nested=False) == {
+        ("observation", "0"): 1,
+        ("observation", "1", "a", "0"): 2,
+        ("observation", "1", "a", "1"): 3,
+    }
+    env.close()

@@ -53,4 +53,4 @@ def test_rl_games_ppo(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "epoch: 2/2" in done.stdout and "MAX EPOCHS NUM!" in done.stdout
-    assert list(tmp_path.rglob("last_HalfCheetah-v5_ep_2*.pth"))
+    assert list(tmp_path.rglob("last_InvertedDoublePendulum-v5_ep_2*.pth"))

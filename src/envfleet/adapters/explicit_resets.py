@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.adapters.vector_source import SourceStep, VectorSource
+from envfleet.adapters.vector_source import SourceStep, VectorSource, take_what_is_left
 from envfleet.contract.arrays import Array, BoolArray, FloatArray
-from envfleet.contract.errors import EnvFailed, NothingToReceive, StepOnEndedEpisode, UsageError
+from envfleet.contract.errors import EnvFailed, StepOnEndedEpisode, UsageError
 from envfleet.contract.infos.table import Info, InfoTable
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.arguments import some_env_ids
@@ -73,7 +73,7 @@ class ExplicitResets:
             result: StepResult = self._envs.step(actions) if ids is None else self._step_some(actions, ids)
         except EnvFailed:
             self._lost.update(range(self._source.num_envs) if ids is None else self._stepped_with(ids))
-            self._take_what_is_left()
+            take_what_is_left(self._envs)
             raise
         obs, rewards, terminated, truncated, infos = result
         step = SourceStep(obs, rewards, terminated, truncated, InfoTable(len(rewards), infos))
@@ -165,16 +165,6 @@ class ExplicitResets:
         """These envs and all that step together with them, in their order."""
         groups = sorted({env_id // self._num_together for env_id in env_ids})
         return [group * self._num_together + index for group in groups for index in range(self._num_together)]
-
-    def _take_what_is_left(self) -> None:
-        """Receive the step in which an env has failed: nobody else can, and envs cannot be reset before."""
-        for _ in range(self._source.num_envs + 1):  # each env may fail in it
-            try:
-                self._envs.recv()
-            except NothingToReceive:
-                return
-            except EnvFailed:
-                continue
 
     def _reset_envs(
         self, env_ids: list[int], seeds: dict[int, int | None] | None, options: dict[str, Any] | None

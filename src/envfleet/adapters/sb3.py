@@ -89,7 +89,8 @@ class SB3VecEnv(VecEnv):
         """Start a step of all envs.
 
         Args:
-            actions: A row for each env; or a list with an action for each.
+            actions: A row for each env; or a list or tuple with an action for each. With a Tuple space, a tuple of
+                arrays or lists is a batch, a row for each env in each part; a tuple of tuples has an action for each.
         """
         self._source.send(self._source.batch_of(actions))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envfleet.adapters.explicit_resets import ExplicitResets
 from envfleet.adapters.torchrl_forms import TensorForm, entries_of, tensor_of
+from envfleet.adapters.torchrl_infos import InfoForm, rollout_infos
 from envfleet.adapters.vector_source import VectorSource
 from envfleet.contract.errors import MissingExtra
+from envfleet.contract.infos.table import Info
 from envfleet.contract.rollout import Rollout
 from envfleet.pool.arguments import seeds_of
 
@@ -27,21 +30,31 @@ class TorchRLEnv(EnvBase):
 
     Entries are those of TorchRL's GymEnv: "observation" (or the keys of a Dict space), "action", "reward", "done",
     "terminated" and "truncated". The "next" entry of an episode's last step has its last observation. Partial resets
-    ("_reset") and partial steps ("_step") work. Infos are not passed on.
+    ("_reset") and partial steps ("_step") work. Infos that are asked for are in ("info", key), their masks in
+    ("info_mask", key).
     """
 
-    def __init__(self, envs: Any, *, categorical_action_encoding: bool = False, device: Any = None) -> None:
+    def __init__(
+        self,
+        envs: Any,
+        *,
+        categorical_action_encoding: bool = False,
+        infos: Mapping[str, Any] | None = None,
+        device: Any = None,
+    ) -> None:
         """Take a pool or a cluster; close() closes it.
 
         Args:
             envs: An EnvPool or a ClusterEnv, made with `autoreset_mode="same_step"`.
             categorical_action_encoding: Whether values of Discrete and MultiDiscrete spaces are numbers; otherwise they
                 are one-hot vectors. As in TorchRL's GymEnv.
+            infos: Keys of the envs' infos that are passed on, each with its dtype: `{"speed": np.float32}`, or
+                `np.dtype((np.float32, (3,)))` for arrays; None: none.
             device: Where the tensors are; None: the CPU.
 
         Raises:
-            UsageError: It is neither, it does not reset in the same step, it is asynchronous, or TorchRL has no spec
-                for one of its spaces.
+            UsageError: It is neither, it does not reset in the same step, it is asynchronous, TorchRL has no spec for
+                one of its spaces, or infos are not numbers.
         """
         source = VectorSource(envs, "TorchRLEnv")
         super().__init__(device=device, batch_size=[source.num_envs])
@@ -50,8 +63,11 @@ class TorchRLEnv(EnvBase):
         encoding = {"one_hot": not categorical_action_encoding, "device": self.device}
         self._obs_form = TensorForm(source.single_observation_space, "observation", is_nested=False, **encoding)
         self._action_form = TensorForm(source.single_action_space, "action", is_nested=True, **encoding)
+        self._info_form = InfoForm(infos, self.device)
         num_envs, shape = source.num_envs, (source.num_envs, 1)
-        self.full_observation_spec = self._obs_form.spec(num_envs)
+        observation_spec = self._obs_form.spec(num_envs)
+        self._info_form.add_spec(observation_spec, num_envs)
+        self.full_observation_spec = observation_spec
         self.full_action_spec = self._action_form.spec(num_envs)
         reward = Unbounded(shape, dtype=torch.float32, device=self.device)
         self.full_reward_spec = Composite(reward=reward, shape=(num_envs,), device=self.device)
@@ -76,11 +92,11 @@ class TorchRLEnv(EnvBase):
         seed, options = kwargs.get("seed"), kwargs.get("options")
         num_envs = self._source.num_envs
         if rows is None:
-            obs, _ = self._resets.reset(None, None if seed is None else seeds_of(seed, num_envs), options)
-            self._shown = self._obs_form.tensors(obs)
+            seeds = None if seed is None else seeds_of(seed, num_envs)
+            self._shown = self._began(*self._resets.reset(None, seeds, options))
         elif len(rows):
-            obs, _ = self._resets.reset(rows.tolist(), options=options)
-            self._shown = self._with_rows(self._shown, rows, self._obs_form.tensors(obs))
+            began = self._began(*self._resets.reset(rows.tolist(), options=options))
+            self._shown = self._with_rows(self._shown, rows, began)
         reset = self._shown.clone()  # the caller may write to it
         for key in DONE_KEYS:
             reset[key] = torch.zeros((num_envs, 1), dtype=torch.bool, device=self.device)
@@ -91,6 +107,7 @@ class TorchRLEnv(EnvBase):
         stepped = tensordict if rows is None else tensordict[rows]
         step = self._resets.step(self._action_form.batch(stepped), None if rows is None else rows.tolist())
         result = self._obs_form.tensors(step.obs)
+        self._info_form.put_step(result, step.step)
         flags = {"done": step.terminated | step.truncated, "terminated": step.terminated, "truncated": step.truncated}
         for key, values in flags.items():
             result[key] = tensor_of(values, self.device).unsqueeze(-1)
@@ -103,8 +120,13 @@ class TorchRLEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         """Seed the envs, env i with `seed + i`, by a reset, as TorchRL's GymEnv does."""
         if seed is not None:
-            obs, _ = self._resets.reset(seeds=seeds_of(seed, self._source.num_envs))
-            self._shown = self._obs_form.tensors(obs)
+            self._shown = self._began(*self._resets.reset(seeds=seeds_of(seed, self._source.num_envs)))
+
+    def _began(self, obs: Any, infos: Sequence[Info]) -> TensorDictBase:
+        """What a reset shows."""
+        rows = self._obs_form.tensors(obs)
+        self._info_form.put_reset(rows, infos)
+        return rows
 
     def _standing_still(self, tensordict: TensorDictBase) -> TensorDictBase:
         """What a step of no env returns: all observations and flags are what they were."""
@@ -120,7 +142,7 @@ class TorchRLEnv(EnvBase):
         return result
 
 
-def to_tensordict(rollout: Rollout[Any], device: Any = None) -> Any:
+def to_tensordict(rollout: Rollout[Any], device: Any = None, infos: Mapping[str, Any] | None = None) -> Any:
     """Give a cluster's rollout the form in which TorchRL's collectors return data.
 
     Entries are those of TorchRLEnv with categorical actions, and "action_log_prob", what else the policy returned for
@@ -129,12 +151,14 @@ def to_tensordict(rollout: Rollout[Any], device: Any = None) -> Any:
     Args:
         rollout: Of `cluster.rollout()` or `cluster.stream()`; of arrays, or of tensors.
         device: Where the tensors go; None: where they are.
+        infos: Keys of infos that are passed on, with their dtypes, as for TorchRLEnv. The rollout does not have the
+            infos that came before its first step: the masks of ("info_mask", key) are False there.
 
     Returns:
         A TensorDict with batch size [N, T]: a row for each env, time last.
 
     Raises:
-        UsageError: Observations or actions are tuples.
+        UsageError: Infos are not numbers.
     """
     tensors: Any = rollout if isinstance(rollout.rewards, torch.Tensor) else rollout.to_torch(device)
     num_steps, num_envs = tensors.rewards.shape
@@ -164,6 +188,8 @@ def to_tensordict(rollout: Rollout[Any], device: Any = None) -> Any:
         put("action_mask", tensors.action_masks)
     for name, values in tensors.extras.items():
         put(name, values)
+    for key, values in rollout_infos(tensors, InfoForm(infos, device).dtypes).items():
+        put(key, values)
     data["policy_version"] = tensors.versions[tensors.parts].unsqueeze(-1).expand(-1, num_steps)
     data["env_id"] = tensors.env_ids.unsqueeze(-1).expand(-1, num_steps)
     return data

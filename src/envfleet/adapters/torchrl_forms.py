@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ Key = tuple[str, ...]
 class TensorForm:
     """The values of a space, N rows of them, as entries of a TensorDict.
 
-    Numbers of Discrete and MultiDiscrete spaces begin at 0 in TorchRL. Those of a space with another `start` are moved.
+    The parts of a Tuple have the keys "0", "1" and so on, below the key of the tuple. Numbers of Discrete and
+    MultiDiscrete spaces begin at 0 in TorchRL. Those of a space with another `start` are moved.
     """
 
     def __init__(self, space: spaces.Space[Any], name: str, *, is_nested: bool, one_hot: bool, device: Any) -> None:
@@ -45,7 +46,7 @@ class TensorForm:
         self._one_hot = one_hot
         self._device = device
         root = (name,) if is_nested or not isinstance(space, spaces.Dict) else ()
-        self._keys: list[Key] = [(*root, *_text_path(leaf, name)) for leaf in self._tree.leaves]
+        self._keys: list[Key] = [(*root, *map(str, leaf.path)) for leaf in self._tree.leaves]
         self._specs = [self._leaf_spec(leaf, name) for leaf in self._tree.leaves]
 
     def spec(self, num_rows: int) -> Any:
@@ -120,21 +121,10 @@ def tensor_of(array: Array, device: Any) -> Any:
 
 
 def entries_of(tree: Any, name: str, *, is_nested: bool) -> dict[Key, Any]:
-    """The leaves of a tree of tensors, by the keys that a TensorForm gives them.
-
-    Raises:
-        UsageError: The tree has tuples.
-    """
+    """The leaves of a tree of tensors, by the keys that a TensorForm gives them."""
     if isinstance(tree, tuple):
-        raise UsageError(f"a TensorDict has no tuples, and {name} are: wrap the env to give a dict or an array")
+        tree, is_nested = {str(index): part for index, part in enumerate(tree)}, True
     if not isinstance(tree, Mapping):
         return {(name,): tree}
     root = (name,) if is_nested else ()
     return {(*root, *key): leaf for part in tree for key, leaf in entries_of(tree[part], part, is_nested=True).items()}
-
-
-def _text_path(leaf: Leaf, name: str) -> Sequence[str]:
-    path = [key for key in leaf.path if isinstance(key, str)]
-    if len(path) < len(leaf.path):
-        raise UsageError(f"a TensorDict has no tuples, and {leaf.name_in(name)} is in one: wrap the env to give a dict")
-    return path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -17,8 +17,8 @@ from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode
 from numpy.typing import ArrayLike
 
-from envfleet.contract.arrays import BoolArray, FloatArray
-from envfleet.contract.errors import EnvFailed, UsageError
+from envfleet.contract.arrays import BoolArray, FloatArray, IntArray
+from envfleet.contract.errors import EnvFailed, NothingToReceive, UsageError
 from envfleet.contract.infos.table import Info, InfoTable, mask_key
 from envfleet.contract.spaces import SpaceTree
 from envfleet.pool.traits import CLIPS_REWARDS, WRAPPERS
@@ -80,6 +80,11 @@ class SourceStep:
         mask = self.table.columns.get(mask_key("final_obs"))
         return mask is not None and bool(mask[row])
 
+    @property
+    def unbegun_rows(self) -> IntArray:
+        """The envs whose episode has ended, and whose reset failed, too."""
+        return np.array([row for row in np.flatnonzero(self.ended).tolist() if not self.was_reset(row)], np.int32)
+
     def final_obs(self, row: int) -> Any:
         """The last observation of an episode that has ended."""
         return self.table.final_obs[row] if self.was_reset(row) else _row_of(self.obs, row)
@@ -120,6 +125,7 @@ class VectorSource:
         self.single_action_space: Space[Any] = copy.deepcopy(self.envs.single_action_space)
         self._obs = SpaceTree(self.single_observation_space)
         self._actions = SpaceTree(self.single_action_space)
+        self._interrupted: SourceStep | None = None  # a step after which an env could not be reset
 
     @property
     def render_mode(self) -> str | None:
@@ -140,30 +146,72 @@ class VectorSource:
             mask[rows] = True
             options = {**(options or {}), "reset_mask": mask}
         obs, infos = self.envs.reset(seed=seed, options=options)
+        if "reset_mask" not in (options or {}):
+            self._interrupted = None
         return obs, InfoTable(self.num_envs, infos)
 
     def send(self, actions: Any) -> None:
-        """Start a step of all envs."""
+        """Start a step of all envs. EnvFailed: as step()."""
+        self._begin_interrupted()
         self.envs.send(actions)
 
     def recv(self) -> SourceStep:
-        """Wait for the step that was started."""
-        return self._result(self.envs.recv())
+        """Wait for the step that was started. After EnvFailed the next call returns the step, if envs can be reset."""
+        interrupted = self._begin_interrupted()
+        return self._begun(self._result(self.envs.recv())) if interrupted is None else interrupted
 
     def step(self, actions: Any) -> SourceStep:
-        """Step all envs."""
-        return self._result(self.envs.step(actions))
+        """Step all envs.
+
+        Raises:
+            EnvFailed: An env raised; or the reset that followed did, too, and no restart was left for another one. The
+                next step begins with a reset of that env.
+        """
+        self._begin_interrupted()
+        return self._begun(self._result(self.envs.step(actions)))
+
+    def _begin_interrupted(self) -> SourceStep | None:
+        """Try again to begin the episodes that could not begin; return the step after which they should have begun."""
+        return None if self._interrupted is None else self._begun(self._interrupted)
+
+    def _begun(self, step: SourceStep) -> SourceStep:
+        """The step, after which every env is in an episode.
+
+        With `on_env_error="restart"` the reset that follows a failure may fail, too. A pool says so in the env's row
+        and leaves it to the caller to reset the env; the libraries served here never do. So it is done here: a reset
+        of the pool builds the env anew as long as restarts are left (`max_env_restarts`), and then raises.
+        """
+        rows = step.unbegun_rows
+        if not len(rows):
+            return step
+        self._interrupted = step
+        try:
+            obs, table = self.reset(rows=rows.tolist())
+        except EnvFailed:
+            take_what_is_left(self.envs)
+            raise
+        self._interrupted = None
+        first, last = table.select(rows), step.table.select(rows)
+        first.columns |= {key: last.columns[key] for key in ("env_error", "_env_error") if key in last.columns}
+        first.add_finals(np.arange(len(rows)), [_row_of(step.obs, row) for row in rows.tolist()], last)
+        return replace(step, obs=obs, table=step.table.put_rows(rows, first))
 
     def _result(self, result: tuple[Any, FloatArray, BoolArray, BoolArray, dict[str, Any]]) -> SourceStep:
         obs, rewards, terminated, truncated, infos = result
         return SourceStep(obs, rewards, terminated, truncated, InfoTable(self.num_envs, infos))
 
     def batch_of(self, actions: Any) -> Any:
-        """A batch of actions, also if they come as a list, or an array, with those of each env."""
+        """A batch of actions, also if they come as a list, an array or a tuple with those of each env.
+
+        With a Tuple space a tuple may mean two things. It is a batch if its parts are arrays or lists, with a row for
+        each env; if tuples are where these should be, it has an action for each env.
+        """
         if self._actions.is_one_array or not isinstance(actions, np.ndarray | Sequence):
             return actions
         if isinstance(actions, tuple) and isinstance(self.single_action_space, spaces.Tuple):
-            return actions  # a batch already
+            paths = [leaf.path for leaf in self._actions.leaves if leaf.dtype is not None]
+            if len(actions) == len(self.single_action_space.spaces) and not any(_is_tuple(actions, p) for p in paths):
+                return actions
         leaves = zip(*(self._actions.flatten(each) for each in actions), strict=True)
         return self._actions.unflatten([np.stack([np.asarray(value) for value in leaf]) for leaf in leaves])
 
@@ -230,6 +278,27 @@ class VectorSource:
     def __exit__(self, *error: object) -> None:
         """Close the envs, whatever happened."""
         self.close()
+
+
+def _is_tuple(tree: Any, path: Sequence[str | int]) -> bool:
+    """Whether a tuple is at the place of a leaf, or before it, where the tree has another form."""
+    for key in path:
+        try:
+            tree = tree[key]
+        except (TypeError, IndexError, KeyError):
+            return isinstance(tree, tuple)
+    return isinstance(tree, tuple)
+
+
+def take_what_is_left(envs: Any) -> None:
+    """Receive the step or reset in which an env has failed: nobody else can, and envs cannot be reset before."""
+    for _ in range(envs.num_envs + 1):  # each env may fail in it
+        try:
+            envs.recv()
+        except NothingToReceive:
+            return
+        except EnvFailed:
+            continue
 
 
 def _row_of(obs: Any, row: int) -> Any:
