@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from envfleet.policies.by_path import PolicySpec
     from envfleet.policies.evaluate import evaluate
     from envfleet.policies.functions import FunctionPolicy
+    from envfleet.policies.mapping import PolicyMapping
     from envfleet.policies.noisy_actor import GaussianNoise
     from envfleet.policies.normalizing import NormalizedPolicy, RewardScaler
     from envfleet.policies.off_policy import EpsilonGreedy, SquashedGaussian
@@ -80,6 +81,7 @@ _LATER = {
     "Network": "envfleet.cluster.network",
     "Never": "envfleet.cluster.sync",
     "NormalizedPolicy": "envfleet.policies.normalizing",
+    "PolicyMapping": "envfleet.policies.mapping",
     "PolicySpec": "envfleet.policies.by_path",
     "Ray": "envfleet.launchers.ray.settings",
     "RecurrentTorchPolicy": "envfleet.policies.torch.recurrent",
@@ -152,6 +154,7 @@ __all__ = [
     "Pixels",
     "Policy",
     "PolicyFailed",
+    "PolicyMapping",
     "PolicySpec",
     "PoolClosed",
     "PoolSettings",

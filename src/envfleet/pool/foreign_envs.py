@@ -8,8 +8,9 @@ from typing import Any
 import gymnasium
 
 _SEVERAL_AGENTS = (
-    "several agents act in it, as in PettingZoo's envs: wrap it as a gymnasium.Env for one agent, in which the others "
-    "act by a policy of yours, or for all of them, with a Dict space that has an entry for each agent"
+    "several agents act in it, as in PettingZoo's envs: make a pool of "
+    "lambda: envfleet.adapters.pettingzoo.SharedEnv(parallel_env); or wrap it as a gymnasium.Env for one agent, in "
+    "which the others act by a policy of yours"
 )
 
 
