@@ -1,9 +1,12 @@
 """What the examples share of saving and going on: every so many seconds, at the end, and when told to stop."""
 
+import os
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +39,11 @@ class Checkpoints:
         """Save now. Without an update nothing is saved: a job that never gets to one must not be requeued."""
         if self._settings.checkpoint is not None and self._has_news:
             extra = {name: part.state_dict() for name, part in self._parts.items()}
-            self._cluster.save(self._settings.checkpoint, extra={**extra, "generators": self._generators()})
+            self._write(self._settings.checkpoint, {**extra, "generators": self._generators()})
             self._saved_s, self._has_news = time.monotonic(), False
+
+    def _write(self, path: str, extra: dict[str, Any]) -> None:
+        self._cluster.save(path, extra=extra)
 
     def _generators(self) -> dict[str, Tensor]:
         """The states of torch's generators: the CPU's and, if the networks are elsewhere, that of their device."""
@@ -61,6 +67,37 @@ class Checkpoints:
         """Torch's module for the device, such as torch.cuda, and what its functions are told; None for the CPU."""
         device = torch.device(self._settings.device)
         return None if device.type == "cpu" else getattr(torch, device.type), [] if device.type == "mps" else [device]
+
+
+class LearnerCheckpoints(Checkpoints):
+    """The same for a learner that steps vector envs itself: `parts` alone, by torch.save; episodes begin anew."""
+
+    def __init__(self, settings: RunSettings, **parts: Any) -> None:
+        self._settings, self._parts = settings, parts
+        self._saved_s = time.monotonic()
+        self._has_news = False
+        if settings.resume_path is not None:
+            self._load(torch.load(settings.resume_path, map_location="cpu", weights_only=True))
+            print(f"Going on from {settings.resume_path}.", file=sys.stderr, flush=True)
+
+    def _write(self, path: str, extra: dict[str, Any]) -> None:
+        torch.save({name: _without_arrays(part) for name, part in extra.items()}, f"{path}.new")
+        os.replace(f"{path}.new", path)  # a kill at any moment leaves one of the two whole
+
+
+def _without_arrays(part: dict[str, Any]) -> dict[str, Any]:
+    """Arrays as tensors: torch reads them back without pickles."""
+    return {name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in part.items()}
+
+
+class Counters(SimpleNamespace):
+    """A part for numbers: attributes, such as the env steps so far."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
 
 class SavedRows:

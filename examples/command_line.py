@@ -57,6 +57,27 @@ class RunSettings:
         return self.resume
 
 
+@dataclass(frozen=True, kw_only=True)
+class VectorSettings(RunSettings):
+    """The same for examples whose learner steps vector envs itself: those of a pool, or of the workers of a cluster."""
+
+    num_workers: int = setting(0, "workers of a cluster, started by --launcher; 0: a pool in this process")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_workers == 0 and (self.launcher != "local" or self.launcher_setting):
+            raise ValueError("--launcher starts workers: say --num-workers as well")
+
+    def make_envs(self, env_id: str, num_envs: int, **options: Any) -> Any:
+        """A pool, or a cluster that shares the envs out to its workers: the only lines that differ."""
+        if self.num_workers == 0:
+            return envfleet.make(env_id, num_envs, **options)
+        if num_envs % self.num_workers:
+            raise SystemExit(f"--num-workers {self.num_workers} cannot share out {num_envs} envs equally")
+        launcher = envfleet.launcher_of(self.launcher, self.launcher_setting)
+        return envfleet.ClusterEnv(env_id, self.num_workers, num_envs // self.num_workers, launcher=launcher, **options)
+
+
 def settings_from_command_line(defaults: AnySettings, doc: str | None) -> AnySettings:
     """Read sys.argv. The first line of `doc` describes the command."""
     parser = argparse.ArgumentParser(

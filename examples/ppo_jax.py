@@ -4,7 +4,7 @@
     python examples/ppo_jax.py --env-id Acrobot-v1 --total-steps 300000
 
 Only JAX is needed (pip install "envfleet[jax]"). Python resets the pool and starts the program; it comes back when
-the training is over.
+the training is over; so there are no checkpoints, and no launcher: the envs are threads of this process.
 """
 
 import argparse

@@ -1,9 +1,11 @@
 """skrl's PPO on a pool, or on a cluster: trains CartPole-v1, then plays 20 episodes.
 
     python examples/skrl_ppo.py
-    python examples/skrl_ppo.py --num-workers 2
+    python examples/skrl_ppo.py --num-workers 2 --launcher slurm --launcher-setting partition=cpu
+    python examples/skrl_ppo.py --checkpoint skrl.pt --resume auto
 
-Needs `pip install "envfleet[skrl]"`. With --num-workers the envs are those of a cluster of this machine.
+Needs `pip install "envfleet[skrl]"`. With --num-workers the envs are those of a cluster. Checkpoints are skrl's own, of
+its models and optimizer: a training that goes on makes --total-steps more.
 """
 
 import sys
@@ -18,17 +20,16 @@ from skrl.trainers.torch import SequentialTrainer
 from torch import nn
 
 import envfleet
-from command_line import require_steps, setting, settings_from_command_line
+from command_line import VectorSettings, require_steps, setting, settings_from_command_line
 from envfleet.adapters.skrl import SkrlEnv
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that can be chosen; each field is a command-line flag."""
+class Settings(VectorSettings):
+    """Everything that can be chosen, besides where it runs; each field is a command-line flag."""
 
     env_id: str = setting("CartPole-v1", "a Gymnasium id, with Box observations and Discrete actions")
-    num_envs: int = setting(16, "environments; of each worker, if there are workers")
-    num_workers: int = setting(0, "workers of a cluster; 0: a pool in this process")
+    num_envs: int = setting(16, "environments; workers share them")
     seed: int = setting(1, "of the environments, the first weights and the actions")
     total_steps: int = setting(250_000, "stop after this number of env steps")
     num_rollout_steps: int = setting(128, "steps of each environment between two updates")
@@ -40,6 +41,7 @@ class Settings:
     num_hidden: int = setting(64, "units in each of the two hidden layers")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_steps(self.total_steps)
 
 
@@ -67,14 +69,6 @@ class Value(DeterministicMixin, Model):
         return self.net(inputs["observations"]), {}
 
 
-def envs_of(settings: Settings) -> Any:
-    """A pool, or a cluster: the only lines that differ."""
-    options = {"autoreset_mode": "same_step", "seed": settings.seed}
-    if settings.num_workers == 0:
-        return envfleet.make(settings.env_id, settings.num_envs, **options)
-    return envfleet.ClusterEnv(settings.env_id, settings.num_workers, settings.num_envs, **options)
-
-
 def network(num_inputs: int, num_outputs: int, num_hidden: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(num_inputs, num_hidden),
@@ -89,7 +83,8 @@ def train(settings: Settings) -> float:
     """Train, and return the mean return of 20 episodes that the trained policy plays without chance."""
     torch.manual_seed(settings.seed)
     torch.set_num_threads(1)  # the nets are too small to share out
-    env = SkrlEnv(envs_of(settings))
+    options: dict[str, Any] = {"autoreset_mode": "same_step", "seed": settings.seed}
+    env = SkrlEnv(settings.make_envs(settings.env_id, settings.num_envs, **options))
     try:
         num_inputs, num_actions = env.observation_space.shape[0], int(env.action_space.n)
         models = {
@@ -114,6 +109,8 @@ def train(settings: Settings) -> float:
             device=env.device,
         )
         env.give_final_observations_to(agent)
+        if settings.resume_path is not None:
+            agent.load(settings.resume_path)
         cfg = {
             "timesteps": -(-settings.total_steps // env.num_envs),
             "headless": True,
@@ -121,6 +118,8 @@ def train(settings: Settings) -> float:
             "close_environment_at_exit": False,
         }
         SequentialTrainer(env=env, agents=agent, cfg=cfg).train()
+        if settings.checkpoint is not None:
+            agent.save(settings.checkpoint)
     finally:
         env.close()
 

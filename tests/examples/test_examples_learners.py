@@ -34,10 +34,13 @@ def test_tianshou_dqn(example, num_workers, quick_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("example", ["torchrl_ppo"], indirect=True)
-def test_torchrl_ppo(example, num_workers, quick_workers):
-    num_steps, mean_return = example.train(example.Settings(total_steps=256, num_workers=num_workers, **FEW))
-    assert num_steps == 256
-    assert mean_return > 5
+def test_torchrl_ppo(example, num_workers, quick_workers, tmp_path):
+    """The second one goes on from the checkpoint of the first."""
+    settings = {"num_workers": num_workers, "checkpoint": str(tmp_path / "saved"), "resume": "auto", **FEW}
+    num_steps, mean_return, exit_code = example.train(example.Settings(total_steps=256, **settings))
+    assert (num_steps, exit_code) == (256, 0) and mean_return > 5
+    if num_workers == 0:
+        assert example.train(example.Settings(total_steps=384, **settings))[0] == 384
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.waiting import is_running, wait_until
@@ -219,6 +220,18 @@ class SlurmCluster:
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
         wait_until(lambda: not self.run("squeue", "-h", check=False).strip(), "the queue is empty", 30.0)
 
+    @contextlib.contextmanager
+    def configured(self, line: str) -> Iterator[None]:
+        """With one more line in its configuration, meanwhile."""
+        before = self.conf.read_text()
+        try:
+            self.conf.write_text(f"{before}{line}\n")
+            self.run("scontrol", "reconfigure")
+            yield
+        finally:
+            self.conf.write_text(before)
+            self.run("scontrol", "reconfigure")
+
     def _configuration(self) -> str:
         folder = self.folder
         host = socket.gethostname().partition(".")[0]
@@ -281,6 +294,7 @@ GresTypes=gpu
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=low Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=grace Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=20 PreemptMode=OFF
 """
 

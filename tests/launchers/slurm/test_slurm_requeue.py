@@ -129,6 +129,18 @@ def test_preempted(plain_slurm, tmp_path):
     assert learning.state() == "COMPLETED"
 
 
+def test_preempted_with_a_grace_time(plain_slurm, tmp_path):
+    """It is told as before the time limit: it saves and is requeued. Its workers stay meanwhile, so nothing is lost."""
+    with plain_slurm.configured("SlurmctldParameters=preempt_send_user_signal"):
+        learning = Learning(plain_slurm, tmp_path, Slurm(partition="grace"))
+        learning.wait_for_updates()
+        plain_slurm.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
+        learning.wait_for(lambda: "the job is requeued" in learning.out(), "it is requeued")
+        learning.wait_for_end()
+    assert went_on(learning, 10), learning.out()
+    assert learning.state() == "COMPLETED"
+
+
 def test_cancelled(plain_slurm, tmp_path):
     """Its workers have a job of their own, so it can still save; then it ends, and stays cancelled."""
     learning = Learning(plain_slurm, tmp_path, launcher_settings={"allocation": "new"})
