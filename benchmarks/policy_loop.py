@@ -31,6 +31,7 @@ Act = Callable[[Array], Array]  # observations -> actions
 
 WINDOW_S, ROUNDS = 0.6, 7  # so that a whole run takes about five minutes
 ENVPOOL_THREADS = (1, 2)
+PROCESSES = ((1, None), (2, True))  # num_workers and pin_workers of envfleet beside its own choice, for reference
 TARGET = 1.0  # never behind
 NUM_TORCH_THREADS = 1  # the other cores are for envs; and threads that wait for each other suffer from any other work
 
@@ -136,18 +137,24 @@ class Loop:
             self._idle.append((np.array(obs), np.array(info["env_id"])))  # copies: the pools' memory is theirs
 
 
-def _envfleet(env_id: str, batch_size: int | None) -> Contender:
-    """With the backend that the pool itself chooses for this env."""
+def _envfleet(
+    env_id: str, batch_size: int | None, num_workers: int | None = None, pins: bool | None = None
+) -> Contender:
+    """With the backend that the pool itself chooses for this env; what is None it chooses, too."""
 
     def build(env_fns: Sequence[EnvFn], actions: Actions) -> Running:
         import envfleet
 
-        envs = envfleet.make(env_id, len(env_fns), batch_size=batch_size, seed=0)
+        envs = envfleet.make(
+            env_id, len(env_fns), batch_size=batch_size, num_workers=num_workers, pin_workers=pins, seed=0
+        )
         space = envs.single_action_space
         act = policy(envs.single_observation_space.shape, space, space.dtype)
         return Running(Loop(envs, act, len(env_fns), batch_size).run_window, envs.close)
 
-    return Contender("envfleet" + _batch(batch_size), "envfleet", "envfleet", build)
+    workers = "" if num_workers is None else f", {num_workers} process{'es' if num_workers > 1 else ''}"
+    workers += " pinned" if pins else ""
+    return Contender("envfleet" + _batch(batch_size) + workers, "envfleet", "envfleet", build)
 
 
 def _envpool(env_id: str, batch_size: int | None, num_threads: int) -> Contender:
@@ -180,13 +187,16 @@ def _env_fn(env_id: str) -> Callable[[int, float], EnvFn]:
 def _row(family: str, env_id: str, num_envs: int, requires: tuple[str, ...], *, is_async: bool) -> PoolRow:
     batch_size = num_envs // 2 if is_async else None
     network = "Nature CNN" if env_id == "Pong-v5" else "2x64 MLP"
+    peers = [Peer(_envpool(env_id, batch_size, num_threads), TARGET) for num_threads in ENVPOOL_THREADS]
+    if env_id == "Pong-v5" and is_async:  # the emulators run in processes, which leave the policy a core or do not
+        peers += [Peer(_envfleet(env_id, batch_size, *processes)) for processes in PROCESSES]
     return pool_row(
         name=f"{family}-{num_envs}" + ("-async" if is_async else ""),
         title=f"{env_id}, {network}" + (", async" if is_async else ""),
         num_envs=num_envs,
         env_fn=_env_fn(env_id),
         subject=_envfleet(env_id, batch_size),
-        peers=tuple(Peer(_envpool(env_id, batch_size, num_threads), TARGET) for num_threads in ENVPOOL_THREADS),
+        peers=tuple(peers),
         requires=("torch", *requires),
         is_native=True,
     )
