@@ -1,5 +1,8 @@
 """Games of several agents on two workers: several policies by a mapping, rows of agents."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch  # noqa: TID253
@@ -14,6 +17,7 @@ from tests.support.envs.agents_env import ComingAndGoing
 
 FORKED_WITH = ("torch",)
 NAMES = ComingAndGoing.possible_agents
+RESTART = {"on_env_error": "restart"}
 POLICY_OF = {"a": "learner", "b": "opponent", "c": "learner"}
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -99,13 +103,63 @@ def test_rows_of_agents_are_those_of_games_stepped_by_hand():
             values = both.policies[name].values(obs)
             assert rows.extras["values"][:, of_policy].reshape(-1) == pytest.approx(values, abs=1e-5)
 
-    with pytest.raises(envfleet.UsageError, match="takes a rollout of SharedEnv"):
-        agent_rows(envfleet_rollout_without_agents())
+        # Without chance the games of the same policies are the same ones.
+        played = [cluster.evaluate(both, 4, seed=3) for _ in range(2)]
+        assert played[0].returns.tolist() == played[1].returns.tolist()
+
+        # What the opponent keeps is what acts on the workers.
+        both.keep_version("opponent", of="learner")
+        cluster.publish(both)
+        rows = agent_rows(cluster.rollout(both, 4))
+        of_opponent = [1, 4]
+        obs, actions = rows.obs[:, of_opponent].reshape(-1, 4), rows.actions[:, of_opponent].reshape(-1)
+        expected = both.policies["learner"].log_prob(obs, actions)
+        assert rows.log_probs[:, of_opponent].reshape(-1) == pytest.approx(expected, abs=1e-5)
+
+        with pytest.raises(envfleet.UsageError, match="takes a rollout of SharedEnv"):
+            agent_rows(cluster.rollout(both, 2, infos=()))
 
 
-def envfleet_rollout_without_agents():
-    with envfleet.ClusterEnv("CartPole-v1", 1, 1) as cluster:
-        return cluster.rollout((lambda obs: (np.zeros(len(obs), int), None), lambda obs, actions: None), 2)
+def test_a_worker_that_is_killed_costs_no_row_twice():
+    with envfleet.ClusterEnv(shared_game, num_workers=2, num_envs_per_worker=1, seed=5, pool=RESTART) as cluster:
+        both = mapping()
+        agent_rows(cluster.rollout(both, 5))
+        os.kill(cluster.stats().workers[0].pid, signal.SIGKILL)
+        for _ in range(3):
+            rows = agent_rows(cluster.rollout(both, 5))
+            # The clock of each game, where an agent is there: one more in each step, or 0 after the game's end.
+            clock, there = rows.obs[:, :, 0].reshape(5, 2, 3), rows.active.reshape(5, 2, 3)
+            time_of_game = np.where(there, clock, 0).max(-1)
+            steps = np.diff(time_of_game, axis=0)
+            assert np.all((steps == 1) | (time_of_game[1:] == 0))
+
+
+def test_a_policy_that_cannot_do_without_chance_is_named():
+    policies = {"learner": Drawing(), "opponent": Drawing()}
+    both = envfleet.PolicyMapping(policies, POLICY_OF, NAMES)
+    obs = {"agents": np.zeros((2, 3, 4), np.float32), "active": np.ones((2, 3), np.int8)}
+    assert both.act(obs).actions.shape == (2, 3)
+    with pytest.raises(envfleet.UsageError, match="the policy 'learner' has no act_deterministically"):
+        both.act_deterministically(obs)
+
+
+class Drawing:
+    """A policy without a mode."""
+
+    def act(self, obs):
+        return envfleet.Acted(np.zeros(len(obs), np.int64), np.zeros(len(obs), np.float32), {})
+
+    def log_prob(self, obs, actions):
+        return np.zeros(len(obs), np.float32)
+
+    def values(self, obs):
+        return None
+
+    def get_weights(self):
+        return {}
+
+    def set_weights(self, weights):
+        pass
 
 
 def test_rows_over_a_cluster_that_is_stepped():

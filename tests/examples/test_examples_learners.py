@@ -49,6 +49,17 @@ def test_skrl_ppo(example, num_workers, quick_workers):
     assert example.train(example.Settings(total_steps=256, num_workers=num_workers, **FEW)) > 5
 
 
+@pytest.mark.parametrize("example", ["pettingzoo_ppo"], indirect=True)
+def test_pettingzoo_ppo(example, quick_workers, tmp_path):
+    """The second one goes on from the checkpoint of the first."""
+    small = {"num_envs_per_worker": 2, "num_rollout_steps": 16, "num_hidden": 16, "num_epochs": 1, "max_cycles": 10}
+    settings = {"checkpoint": str(tmp_path / "saved"), "resume": "auto", "sync": "aps", **small}
+    run = example.train(example.Settings(total_steps=64, **settings))
+    assert run.num_steps == 64 and run.num_updates == 1 and run.episodes
+    run = example.train(example.Settings(total_steps=192, **settings))
+    assert run.num_steps == 192 and run.num_updates == 3
+
+
 def test_rl_games_ppo(tmp_path):
     pytest.importorskip("rl_games")
     flags = ["--num-envs", "4", "--max-epochs", "2", "--num-rollout-steps", "16", "--minibatch-size", "32"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from envfleet.contract.arrays import Array
 from envfleet.contract.errors import UsageError
-from envfleet.contract.policy import Acted, Policy, Recurrent, Seedable
+from envfleet.contract.policy import Acted, ActsDeterministically, Policy, Recurrent, Seedable
 from envfleet.policies.adapting import as_policy
 from envfleet.policies.checks import joined, require_weights, split_weights
 
@@ -57,7 +57,11 @@ class PolicyMapping:
         self.policies[name].set_weights({key: np.array(array) for key, array in weights.items()})
 
     def seed(self, seed: int) -> None:
-        """Restart the random numbers of those policies that have their own."""
+        """Restart the random numbers of those policies that have their own.
+
+        Args:
+            seed: Of the first policy; each other has the next one.
+        """
         for place, policy in enumerate(self.policies.values()):
             if isinstance(policy, Seedable):
                 policy.seed(seed + place)
@@ -75,19 +79,30 @@ class PolicyMapping:
             UsageError: Only some policies have log-probs or an extra.
         """
         acted = {name: self.policies[name].act(_taken(obs["agents"], rows)) for name, rows in self._rows.items()}
-        num_rows = len(obs["active"])
-        actions = self._joined({name: each.actions for name, each in acted.items()}, num_rows)
-        columns: dict[str, dict[str, Any]] = {}
-        for name, each in acted.items():
-            found = dict(each.extras) if each.log_probs is None else {**each.extras, "log_probs": each.log_probs}
-            for key, array in found.items():
-                columns.setdefault(key, {})[name] = array
-        for key, by_policy in columns.items():
-            if len(by_policy) != len(self._rows):
-                raise UsageError(f"only some policies return {key!r}: {', '.join(by_policy)}; all must, or none")
-        extras = {f"agent_{key}": self._joined(by_policy, num_rows) for key, by_policy in columns.items()}
-        log_probs = extras.get("agent_log_probs")
-        return Acted(actions, None if log_probs is None else _summed(log_probs, obs), extras)
+        return self._acted(acted, obs)
+
+    def act_deterministically(self, obs: Any) -> Acted:
+        """Choose the actions of all agents without chance.
+
+        Args:
+            obs: B observations of SharedEnv.
+
+        Returns:
+            As act() returns them.
+
+        Raises:
+            UsageError: A policy has no act_deterministically().
+        """
+        acted: dict[str, Acted] = {}
+        for name, rows in self._rows.items():
+            policy = self.policies[name]
+            if not isinstance(policy, ActsDeterministically):
+                raise UsageError(
+                    f"the policy {name!r} has no act_deterministically(obs): give it one, or evaluate with "
+                    "deterministic=False"
+                )
+            acted[name] = policy.act_deterministically(_taken(obs["agents"], rows))
+        return self._acted(acted, obs)
 
     def log_prob(self, obs: Any, actions: Any) -> Array:
         """Compute the log-probabilities of the actions of active agents, summed over them.
@@ -106,7 +121,11 @@ class PolicyMapping:
         return _summed(self._joined(parts, len(obs["active"])), obs)
 
     def values(self, obs: Any) -> None:
-        """Return None: values are those of agents, in the extra `agent_values`."""
+        """Return None: values are those of agents, in the extra `agent_values`.
+
+        Args:
+            obs: B observations of SharedEnv.
+        """
 
     def get_weights(self) -> dict[str, Array]:
         """Return the weights of all policies, as `policy.name`.
@@ -128,6 +147,22 @@ class PolicyMapping:
         require_weights(weights, {name: array.shape for name, array in self.get_weights().items()})
         for name, policy in self.policies.items():
             policy.set_weights(split_weights(weights, name))
+
+    def _acted(self, acted: Mapping[str, Acted], obs: Any) -> Acted:
+        """Join what the policies returned for their rows."""
+        num_rows = len(obs["active"])
+        actions = self._joined({name: each.actions for name, each in acted.items()}, num_rows)
+        columns: dict[str, dict[str, Any]] = {}
+        for name, each in acted.items():
+            found = dict(each.extras) if each.log_probs is None else {**each.extras, "log_probs": each.log_probs}
+            for key, array in found.items():
+                columns.setdefault(key, {})[name] = array
+        for key, by_policy in columns.items():
+            if len(by_policy) != len(self._rows):
+                raise UsageError(f"only some policies return {key!r}: {', '.join(by_policy)}; all must, or none")
+        extras = {f"agent_{key}": self._joined(by_policy, num_rows) for key, by_policy in columns.items()}
+        log_probs = extras.get("agent_log_probs")
+        return Acted(actions, None if log_probs is None else _summed(log_probs, obs), extras)
 
     def _joined(self, by_policy: Mapping[str, Any], num_rows: int) -> Array:
         """[B, A, ...] of what each policy gave for its rows."""
